@@ -1,0 +1,1 @@
+"""Penstock gateway: admits, routes, relays and bills the requests of many tenants."""

@@ -1,0 +1,80 @@
+"""Tokens used and what they cost: the normalised record, the price, and the event that becomes a ledger row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+
+NANO_PER_USD = 10**9
+Status = Literal["ok", "aborted", "failed", "abandoned"]
+UsageSource = Literal["backend", "counted", "estimated"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Running or final totals of one request. Cached tokens are inside ``prompt_tokens``."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    source: UsageSource = "backend"
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """One version of a route's price, in USD per million tokens, in force from ``effective_from`` on."""
+
+    id: UUID
+    route: str
+    input_usd_per_mtok: Decimal
+    output_usd_per_mtok: Decimal
+    effective_from: datetime
+
+    def amount(self, usage: TokenUsage) -> int:
+        """Nano-USD for ``usage``, rounded once, half to even."""
+        return int(self._exact(usage.prompt_tokens, usage.completion_tokens).to_integral_value(ROUND_HALF_EVEN))
+
+    def bound(self, prompt_tokens: int, output_tokens: int) -> int:
+        """Nano-USD that a request of at most so many tokens can cost, rounded up."""
+        return int(self._exact(prompt_tokens, output_tokens).to_integral_value(ROUND_CEILING))
+
+    def _exact(self, prompt: int, output: int) -> Decimal:
+        # USD per million tokens times 1000 is nano-USD per token.
+        return 1000 * (prompt * self.input_usd_per_mtok + output * self.output_usd_per_mtok)
+
+
+class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What one admitted request came to. JSON in the shard's stream, then one row of ``usage_events``.
+
+    Amounts are integer nano-USD, times timezone-aware UTC, durations milliseconds.
+    """
+
+    request_id: UUID
+    admitted_at: datetime
+    tenant_id: UUID
+    key_id: str
+    route: str
+    status: Status
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    usage_source: UsageSource = "backend"
+    charged_nano_usd: int
+    cost_nano_usd: int
+    price_id: UUID | None
+    """None: unpriced; served by policy and marked so."""
+    over_bound: bool = False
+    """The charge came out above what was reserved."""
+    streamed: bool = False
+    backend: str | None = None
+    attempts: int = 0
+    error_code: str | None = None
+    client_request_id: str | None = None
+    """The client's own ``x-request-id``, cleaned; a correlation, never a key."""
+    first_token_ms: int | None = None
+    total_ms: int | None = None

@@ -1,0 +1,31 @@
+"""A route: the public name of a model, and how requests for it are bounded and where they go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    name: str
+    """What tenants put in ``model``."""
+    pool: str
+    """Name of the declared pool of backends that serve it."""
+    backend_model: str
+    """What is sent to the backend as ``model``."""
+    context_length: int
+    """Most tokens that prompt and output may have together."""
+    default_output_tokens: int
+    max_output_tokens: int
+    timeout_s: float
+    """Wall-clock limit of one request, from admission to the last byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One live backend of a pool."""
+
+    id: str
+    pool: str
+    base_url: str
+    model: str

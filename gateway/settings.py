@@ -1,0 +1,96 @@
+"""Settings of one gateway process: environment first, then a TOML file, then defaults that suit local use.
+
+Each field is read from ``PENSTOCK_<FIELD>`` (``DATABASE_URL`` and ``REDIS_URL`` bear no prefix) or from a key of the
+same name in the TOML file named by ``PENSTOCK_CONFIG``, else ``.penstock/settings.toml`` if it is there.
+No secret has a default.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+LOCAL_CONFIG = Path(".penstock/settings.toml")
+_UNPREFIXED = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL"}
+
+
+class SettingsError(Exception):
+    """A setting is missing or wrong; the message names it and says what to set."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    database_url: str
+    """Postgres, as ``postgresql://user:password@host:port/name``."""
+    redis_url: str
+    """Redis for money and coordination, as ``redis://:password@host:port/0``; it must persist and never evict."""
+    host: str = "127.0.0.1"
+    """Address to listen on; loopback unless told otherwise."""
+    port: int = 8080
+    fleet_token: str | None = None
+    """Secret that workers and gateways share. Without it no worker can register. At least 16 characters."""
+    max_body_bytes: int = 32 * 1024 * 1024
+    """Larger request bodies are refused with 413 before they are read whole."""
+    ready_needs_backend: bool = False
+    """Whether ``/readyz`` waits until some worker has registered. Off behind a load balancer."""
+    redis_timeout_s: float = 1.0
+    """How long an answer of Redis may take before the request is refused."""
+    lease_s: float = 10.0
+    """A request whose gateway is silent for so long is settled as abandoned."""
+    lease_renewal_s: float = 2.0
+    """How often a gateway renews the leases of its requests and checkpoints their usage."""
+    drain_interval_s: float = 0.5
+    """How often settled requests are moved from Redis into Postgres."""
+    principal_cache_s: float = 5.0
+    """Longest time for which a verified key is trusted without asking Postgres again."""
+    worker_ttl_s: float = 5.0
+    """A worker that sends no heartbeat for so long is gone."""
+    connect_timeout_s: float = 2.0
+    """Limit for connecting to a backend."""
+    first_byte_timeout_s: float = 120.0
+    """Limit for a backend's first byte."""
+    idle_timeout_s: float = 60.0
+    """Longest silence of a backend in mid-stream."""
+    keepalive_s: float = 10.0
+    """A waiting stream gets a comment line this often, so that proxies do not cut it."""
+    drain_s: float = 8.0
+    """On SIGTERM, how long running streams may go on before they are cut."""
+
+    def __post_init__(self) -> None:
+        if self.fleet_token is not None and len(self.fleet_token) < 16:
+            raise ValueError("fleet_token must have at least 16 characters; make one with `openssl rand -hex 32`")
+        for name in ("redis_timeout_s", "lease_s", "lease_renewal_s", "drain_interval_s", "worker_ttl_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0")
+        if self.lease_renewal_s * 2 > self.lease_s:
+            raise ValueError("lease_s must be at least twice lease_renewal_s, else leases expire between renewals")
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings. Raises SettingsError with the remedy."""
+    environ = os.environ if environ is None else environ
+    named = environ.get("PENSTOCK_CONFIG")
+    path = Path(named) if named else LOCAL_CONFIG
+    values: dict[str, Any] = {}
+    if path.is_file():
+        try:
+            values = tomllib.loads(path.read_text())
+        except (tomllib.TOMLDecodeError, OSError) as fault:
+            raise SettingsError(f"{path}: {fault}") from fault
+    elif named:
+        raise SettingsError(f"PENSTOCK_CONFIG names {path}, which is not there")
+    for field in Settings.__struct_fields__:
+        variable = _UNPREFIXED.get(field, f"PENSTOCK_{field.upper()}")
+        if environ.get(variable):
+            values[field] = environ[variable]
+    for field, variable in _UNPREFIXED.items():
+        if field not in values:
+            raise SettingsError(f"{variable} is not set, and {path} does not give {field}; set it, or run `make up`")
+    try:
+        return msgspec.convert(values, Settings, strict=False)
+    except msgspec.ValidationError as fault:
+        raise SettingsError(f"settings: {fault}") from fault

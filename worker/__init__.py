@@ -1,0 +1,1 @@
+"""Penstock worker: a paged-attention, continuous-batching inference engine behind an OpenAI-compatible door."""

@@ -1,0 +1,138 @@
+"""Server-sent events: an incremental framer over bytes, and the encoder.
+
+Reference: https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MEDIA_TYPE = "text/event-stream"
+DONE = b"[DONE]"
+_BOM = b"\xef\xbb\xbf"
+
+
+class EventTooLarge(Exception):
+    """A line or event grew over the framer's limit: the peer is broken or hostile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One dispatched event. ``data`` joins its data lines with a line feed."""
+
+    data: bytes
+    event: bytes = b""
+    id: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Comment:
+    """A line that began with a colon, without the colon and one space after it."""
+
+    text: bytes
+
+
+class Framer:
+    """Turns chunks of bytes, cut anywhere, into events and comments.
+
+    Lines end in LF, CR or CRLF. ``flush`` dispatches an event whose blank line never came: the standard would drop
+    it, but several servers end their last event so, and dropping it would lose the usage of the request.
+    """
+
+    def __init__(self, *, limit: int = 16 * 1024 * 1024) -> None:
+        self._limit = limit
+        self._partial = bytearray()
+        self._after_cr = False
+        self._at_start = True
+        self._data: list[bytes] = []
+        self._data_size = 0
+        self._event = b""
+        self._id = b""
+
+    def feed(self, chunk: bytes) -> list[Event | Comment]:
+        """Everything that became complete with ``chunk``. Raises EventTooLarge."""
+        out: list[Event | Comment] = []
+        if self._after_cr and chunk:
+            self._after_cr = False
+            if chunk[:1] == b"\n":
+                chunk = chunk[1:]
+        if not chunk:
+            return out
+        scan_from = len(self._partial)
+        self._partial += chunk
+        buffer = bytes(self._partial) if self._partial else chunk
+        if self._at_start:
+            if len(buffer) < len(_BOM) and _BOM.startswith(buffer):
+                return out
+            self._at_start = False
+            if buffer.startswith(_BOM):
+                buffer = buffer[len(_BOM) :]
+            scan_from = 0
+        start, end = 0, len(buffer)
+        position = scan_from
+        next_cr = buffer.find(b"\r", position)
+        while True:
+            next_lf = buffer.find(b"\n", position)
+            if 0 <= next_cr < position:
+                next_cr = buffer.find(b"\r", position)
+            if next_lf < 0 and next_cr < 0:
+                break
+            stop = next_lf if next_cr < 0 or 0 <= next_lf < next_cr else next_cr
+            self._line(buffer[start:stop], out)
+            position = stop + 1
+            if stop == next_cr:
+                if position == end:
+                    self._after_cr = True
+                elif buffer[position] == 0x0A:
+                    position += 1
+            start = position
+        self._partial = bytearray(buffer[start:])
+        if len(self._partial) > self._limit:
+            raise EventTooLarge(f"a line is over {self._limit} bytes")
+        return out
+
+    def flush(self) -> list[Event | Comment]:
+        """What the end of the stream completes."""
+        out: list[Event | Comment] = []
+        if self._partial:
+            line = bytes(self._partial)
+            self._partial.clear()
+            self._line(line, out)
+        self._dispatch(out)
+        return out
+
+    def _line(self, line: bytes, out: list[Event | Comment]) -> None:
+        if not line:
+            self._dispatch(out)
+            return
+        name, _, value = line.partition(b":")
+        if value[:1] == b" ":
+            value = value[1:]
+        if not name and line[:1] == b":":
+            out.append(Comment(value))
+        elif name == b"data":
+            self._data.append(value)
+            self._data_size += len(value) + 1
+            if self._data_size > self._limit:
+                raise EventTooLarge(f"an event is over {self._limit} bytes")
+        elif name == b"event":
+            self._event = value
+        elif name == b"id":
+            self._id = value
+
+    def _dispatch(self, out: list[Event | Comment]) -> None:
+        if self._data:
+            out.append(Event(b"\n".join(self._data), self._event, self._id))
+            self._data = []
+            self._data_size = 0
+        self._event = b""
+
+
+def encode_event(data: bytes, *, event: bytes = b"") -> bytes:
+    """One event on the wire. ``data`` may hold line feeds."""
+    head = b"event: " + event + b"\n" if event else b""
+    return head + b"data: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
+
+
+def encode_comment(text: bytes) -> bytes:
+    return b": " + text + b"\n\n"
