@@ -14,7 +14,7 @@ SHARDS = 64
 def shard_of(tenant_id: UUID) -> str:
     """The Redis hash tag, ``{s00}`` to ``{s63}``, that every key of the tenant's admissions carries."""
     digest = hashlib.sha256(tenant_id.bytes).digest()
-    return "{s%02d}" % (digest[0] % SHARDS)
+    return f"{{s{digest[0] % SHARDS:02d}}}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChunkChoice]
     system_fingerprint: str | None = None
-    usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):

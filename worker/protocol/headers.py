@@ -13,7 +13,7 @@ PRIORITY = "x-penstock-priority"
 """Integer scheduling class; lower runs first. Comes from key and route, never from a tenant's body."""
 
 CLAMP_OUTPUT = "x-penstock-clamp-output"
-"""``1``: ``max_tokens`` in the body is the route's default, so a worker shortens it to what fits instead of refusing."""
+"""``1``: ``max_tokens`` in the body is the route's default, so a worker shortens it to what fits."""
 
 METER = "x-penstock-meter"
 """``1``: answer as an event stream with running usage in comments, for whole answers too (see ``meter``)."""
