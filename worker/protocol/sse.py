@@ -5,11 +5,13 @@ Reference: https://html.spec.whatwg.org/multipage/server-sent-events.html#parsin
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 MEDIA_TYPE = "text/event-stream"
 DONE = b"[DONE]"
 _BOM = b"\xef\xbb\xbf"
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 class EventTooLarge(Exception):
@@ -41,9 +43,11 @@ class Framer:
 
     def __init__(self, *, limit: int = 16 * 1024 * 1024) -> None:
         self._limit = limit
-        self._partial = bytearray()
+        self._head: bytes | None = b""
+        """The first bytes, until it is known whether they are a byte order mark; then None."""
+        self._pending: list[bytes] = []
+        self._pending_size = 0
         self._after_cr = False
-        self._at_start = True
         self._data: list[bytes] = []
         self._data_size = 0
         self._event = b""
@@ -52,51 +56,41 @@ class Framer:
     def feed(self, chunk: bytes) -> list[Event | Comment]:
         """Everything that became complete with ``chunk``. Raises EventTooLarge."""
         out: list[Event | Comment] = []
+        if self._head is not None:
+            chunk = self._head + chunk
+            if len(chunk) < len(_BOM) and _BOM.startswith(chunk):
+                self._head = chunk
+                return out
+            self._head = None
+            chunk = chunk.removeprefix(_BOM)
         if self._after_cr and chunk:
             self._after_cr = False
-            if chunk[:1] == b"\n":
-                chunk = chunk[1:]
-        if not chunk:
-            return out
-        scan_from = len(self._partial)
-        self._partial += chunk
-        buffer = bytes(self._partial) if self._partial else chunk
-        if self._at_start:
-            if len(buffer) < len(_BOM) and _BOM.startswith(buffer):
-                return out
-            self._at_start = False
-            if buffer.startswith(_BOM):
-                buffer = buffer[len(_BOM) :]
-            scan_from = 0
-        start, end = 0, len(buffer)
-        position = scan_from
-        next_cr = buffer.find(b"\r", position)
-        while True:
-            next_lf = buffer.find(b"\n", position)
-            if 0 <= next_cr < position:
-                next_cr = buffer.find(b"\r", position)
-            if next_lf < 0 and next_cr < 0:
-                break
-            stop = next_lf if next_cr < 0 or 0 <= next_lf < next_cr else next_cr
-            self._line(buffer[start:stop], out)
-            position = stop + 1
-            if stop == next_cr:
-                if position == end:
-                    self._after_cr = True
-                elif buffer[position] == 0x0A:
-                    position += 1
-            start = position
-        self._partial = bytearray(buffer[start:])
-        if len(self._partial) > self._limit:
-            raise EventTooLarge(f"a line is over {self._limit} bytes")
+            chunk = chunk.removeprefix(b"\n")
+        lines = _LINE_END.split(chunk)
+        rest = lines.pop()
+        if lines:
+            self._after_cr = chunk.endswith(b"\r")
+            if self._pending:
+                lines[0] = b"".join([*self._pending, lines[0]])
+                self._pending.clear()
+                self._pending_size = 0
+            for line in lines:
+                self._line(line, out)
+        if rest:
+            self._pending.append(rest)
+            self._pending_size += len(rest)
+            if self._pending_size > self._limit:
+                raise EventTooLarge(f"a line is over {self._limit} bytes")
         return out
 
     def flush(self) -> list[Event | Comment]:
         """What the end of the stream completes."""
         out: list[Event | Comment] = []
-        if self._partial:
-            line = bytes(self._partial)
-            self._partial.clear()
+        line = (self._head or b"") + b"".join(self._pending)
+        self._head = None
+        self._pending.clear()
+        self._pending_size = 0
+        if line:
             self._line(line, out)
         self._dispatch(out)
         return out
