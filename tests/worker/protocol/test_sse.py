@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,8 +32,8 @@ EXPECTED = [
 ]
 
 
-def frame(chunks: list[bytes]) -> list[Event | Comment]:
-    framer = Framer()
+def frame(chunks: list[bytes], *, limit: int = 1_000_000) -> list[Event | Comment]:
+    framer = Framer(limit=limit)
     out: list[Event | Comment] = []
     for chunk in chunks:
         out += framer.feed(chunk)
@@ -54,7 +56,7 @@ def test_byte_by_byte_gives_the_same_events() -> None:
 @given(st.lists(st.integers(0, len(RECORDED)), max_size=12))
 def test_any_cuts_give_the_same_events(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(RECORDED)]
-    assert frame([RECORDED[a:b] for a, b in zip(edges, edges[1:], strict=False)]) == EXPECTED
+    assert frame([RECORDED[a:b] for a, b in pairwise(edges)]) == EXPECTED
 
 
 @given(st.lists(st.text(alphabet=st.characters(exclude_characters="\r")), max_size=5), st.data())
@@ -71,17 +73,13 @@ def test_garbage_is_framed_the_same_whole_and_cut(garbage: bytes, cut: int) -> N
 
 
 def test_an_endless_line_is_refused_in_bounded_memory() -> None:
-    framer = Framer(limit=1000)
     with pytest.raises(EventTooLarge):
-        for _ in range(20):
-            framer.feed(b"x" * 100)
+        frame([b"x" * 100] * 20, limit=1000)
 
 
 def test_an_endless_event_is_refused_in_bounded_memory() -> None:
-    framer = Framer(limit=1000)
     with pytest.raises(EventTooLarge):
-        for _ in range(200):
-            framer.feed(b"data: 0123456789\n")
+        frame([b"data: 0123456789\n"] * 200, limit=1000)
 
 
 def test_a_long_line_in_small_chunks_is_held_once() -> None:
