@@ -1,0 +1,97 @@
+"""Real services for the tests: one Postgres and one Redis a session, a fresh database and an empty Redis a test.
+
+``TEST_DATABASE_URL`` and ``TEST_REDIS_URL`` name servers of your own instead. Their user must be allowed to create
+databases, and the Redis database they name is emptied before each test.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import redis
+from sqlalchemy.engine import URL, make_url
+
+from gateway.local.services import EmbeddedPostgres, EmbeddedRedis
+
+
+def _text(url: URL) -> str:
+    return url.render_as_string(hide_password=False)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a Postgres server's own database; tests want ``database_url``."""
+    if given := os.environ.get("TEST_DATABASE_URL"):
+        yield given
+        return
+    service = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), durable=False)
+    yield service.start()
+    service.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a Redis server; tests want ``redis_url``."""
+    if given := os.environ.get("TEST_REDIS_URL"):
+        yield given
+        return
+    service = EmbeddedRedis(tmp_path_factory.mktemp("redis"), durable=False)
+    yield service.start()
+    service.stop()
+
+
+def _create_database(server: str, name: str, *, template: str | None = None) -> str:
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"' + (f' TEMPLATE "{template}"' if template else ""))
+    return _text(make_url(server).set(database=name))
+
+
+def _drop_database(server: str, name: str) -> None:
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+@pytest.fixture(scope="session")
+def migrated_template(postgres_server: str) -> Iterator[str]:
+    """Name of a migrated database that nobody is connected to, to be copied."""
+    from gateway.db.migrate import upgrade
+
+    name = f"template_{uuid.uuid4().hex[:12]}"
+    upgrade(_create_database(postgres_server, name))
+    yield name
+    _drop_database(postgres_server, name)
+
+
+@pytest.fixture
+def database_url(postgres_server: str, migrated_template: str) -> Iterator[str]:
+    """A migrated database of this test's own, without rows."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    yield _create_database(postgres_server, name, template=migrated_template)
+    _drop_database(postgres_server, name)
+
+
+@pytest.fixture
+def empty_database_url(postgres_server: str) -> Iterator[str]:
+    """A database of this test's own that no migration has touched."""
+    name = f"empty_{uuid.uuid4().hex[:12]}"
+    yield _create_database(postgres_server, name)
+    _drop_database(postgres_server, name)
+
+
+@pytest.fixture
+def redis_url(redis_server: str) -> str:
+    """An empty Redis database."""
+    with redis.Redis.from_url(redis_server) as client:
+        client.flushdb()
+    return redis_server
+
+
+@pytest.fixture
+def services_dir(tmp_path: Path) -> Path:
+    """Where a test that stops or kills a service of its own keeps that service's data."""
+    return tmp_path / "services"
