@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+UnpricedPolicy = Literal["refuse", "serve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,8 @@ class Route:
     max_output_tokens: int
     timeout_s: float
     """Wall-clock limit of one request, from admission to the last byte."""
+    unpriced: UnpricedPolicy = "refuse"
+    """While no price is in force: refuse the request, or serve it, charge nothing and mark its row so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,70 @@
+"""Connections to Postgres: a pool that fails fast when the server is away and heals by itself when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sqlalchemy import exc
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+CONNECT_TIMEOUT_S = 2
+READ_TIMEOUT_S = 2.0
+"""How long a request waits for Postgres before it is told that Postgres is away."""
+
+
+class DatabaseUnavailable(Exception):
+    """Postgres did not answer in time or refused the connection. Callers answer 503 and ask to retry."""
+
+
+def psycopg_url(url: str) -> URL:
+    """``url`` with the psycopg driver named: ``postgresql://`` and ``postgres://`` become ``postgresql+psycopg://``.
+
+    Raises ValueError for anything that is not a Postgres URL.
+    """
+    try:
+        parsed = make_url(url)
+    except exc.ArgumentError:
+        raise ValueError("DATABASE_URL is not a URL; write postgresql://user:password@host:5432/name") from None
+    if parsed.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
+        raise ValueError(f"DATABASE_URL must begin with postgresql://, not {parsed.drivername}://")
+    return parsed.set(drivername="postgresql+psycopg")
+
+
+def create_engine(url: str, *, pool_size: int = 10) -> AsyncEngine:
+    """A pool of connections. Opens none before the first use.
+
+    Dead connections are noticed when they are taken out (``pool_pre_ping``), so a restart of Postgres needs none here.
+    """
+    return create_async_engine(
+        psycopg_url(url),
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=READ_TIMEOUT_S,
+        pool_pre_ping=True,
+        pool_recycle=1800,
+        connect_args={
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "application_name": "penstock",
+            "options": "-c timezone=UTC",
+        },
+    )
+
+
+@asynccontextmanager
+async def transaction(engine: AsyncEngine, *, timeout_s: float = READ_TIMEOUT_S) -> AsyncIterator[AsyncConnection]:
+    """One transaction that must end within ``timeout_s``: committed at the end of the block, rolled back on any error.
+
+    Raises DatabaseUnavailable when Postgres is away, hangs, or breaks the connection; other errors pass as they are.
+    """
+    try:
+        async with asyncio.timeout(timeout_s), engine.begin() as connection:
+            yield connection
+    except (TimeoutError, exc.TimeoutError, exc.OperationalError, exc.InterfaceError) as fault:
+        raise DatabaseUnavailable("the database does not answer; try again shortly") from fault
+    except exc.DBAPIError as fault:
+        if fault.connection_invalidated:
+            raise DatabaseUnavailable("the database broke the connection; try again shortly") from fault
+        raise
