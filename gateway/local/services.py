@@ -103,13 +103,11 @@ class EmbeddedService:
 
     def start(self) -> str:
         """Start, wait until it answers, and return its URL. Raises ServiceError."""
-        self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._prepare()
         for attempt in (1, 2, 3):
             log_start = self.log.stat().st_size if self.log.exists() else 0
-            self.process = self._spawn()
+            process = self.launch()
             try:
-                self._await_ready(self.process)
+                self._await_ready(process)
             except ServiceError:
                 self.stop()
                 with self.log.open("rb") as file:
@@ -121,6 +119,13 @@ class EmbeddedService:
             else:
                 return self.url
         raise AssertionError("unreachable")
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start without waiting until it answers. Raises ServiceError."""
+        self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._prepare()
+        self.process = self._spawn()
+        return self.process
 
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
@@ -150,6 +155,20 @@ class EmbeddedService:
         if not path.exists():
             write_secret(path, secrets.token_urlsafe(24))
         return path.read_text().strip()
+
+    def _await_predecessor(self, pid_file: Path) -> None:
+        """Two servers on the same data would spoil it: wait for one that a killed parent left to its end. A file that
+        names some other process is a crash's leftover and is removed, since Postgres would refuse to start."""
+        deadline = time.monotonic() + 10.0
+        while pid_file.exists():
+            lines = pid_file.read_text().splitlines()
+            pid = int(lines[0]) if lines and lines[0].isdecimal() else 0
+            if str(self.data_dir) not in _command_line(pid):
+                pid_file.unlink(missing_ok=True)
+            elif time.monotonic() > deadline:
+                raise ServiceError(f"another {self.name}, process {pid}, runs on {self.data_dir}; stop it first")
+            else:
+                time.sleep(_POLL_S)
 
     def _await_ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + _START_LIMIT_S
@@ -190,7 +209,7 @@ class EmbeddedPostgres(EmbeddedService):
     def _prepare(self) -> None:
         if not self._cluster.exists():
             self._initdb()
-        self._clear_stale_pid_file()
+        self._await_predecessor(self._cluster / "postmaster.pid")
 
     def _initdb(self) -> None:
         # Made beside and then renamed, so that an interrupted set-up leaves nothing that looks finished.
@@ -206,20 +225,6 @@ class EmbeddedPostgres(EmbeddedService):
         if process.wait() != 0:
             raise ServiceError(f"initdb failed; its log, {self.log}, ends with:\n{log_tail(self.log)}")
         unfinished.rename(self._cluster)
-
-    def _clear_stale_pid_file(self) -> None:
-        # After a power cut the file may name a process that is something else by now; Postgres would refuse to start.
-        path = self._cluster / "postmaster.pid"
-        deadline = time.monotonic() + 10.0
-        while path.exists():
-            lines = path.read_text().splitlines()
-            pid = int(lines[0]) if lines and lines[0].isdecimal() else 0
-            if str(self._cluster) not in _command_line(pid):
-                path.unlink(missing_ok=True)
-            elif time.monotonic() > deadline:
-                raise ServiceError(f"another Postgres, process {pid}, runs on {self._cluster}; stop it first")
-            else:
-                time.sleep(_POLL_S)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         settings = {
@@ -274,12 +279,14 @@ class EmbeddedRedis(EmbeddedService):
 
     def _prepare(self) -> None:
         (self.data_dir / "data").mkdir(exist_ok=True)
+        self._await_predecessor(self.data_dir / "redis.pid")
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         settings = {
             "bind": "127.0.0.1",
             "port": str(self.port),
             "dir": f'"{self.data_dir / "data"}"',
+            "pidfile": f'"{self.data_dir / "redis.pid"}"',
             "requirepass": f'"{self._secret}"',
             "appendonly": "yes" if self.durable else "no",
             "appendfsync": "everysec",

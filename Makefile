@@ -1,0 +1,54 @@
+# make up, make test; `make help` lists the rest. Variables may be given either way: `make up PORT=8081` or `PORT=8081 make up`.
+
+PYTHON ?= python3
+PORT ?= 8080
+HOST ?= 127.0.0.1
+TORCH_INDEX ?=
+export TORCH_INDEX
+
+INSTALL := $(PYTHON) gateway/local/install.py
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help up test lint format types install clean
+.NOTPARALLEL:
+
+help: ## List the targets
+	@echo "Usage: make TARGET [VARIABLE=value]"
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@echo
+	@echo "Variables:"
+	@echo "  PORT=8080           port of the gateway (make up)"
+	@echo "  HOST=127.0.0.1      address the gateway listens on (make up)"
+	@echo "  PYTHON=python3      the Python, 3.11 or newer, that .venv is made with"
+	@echo "  TORCH_INDEX=        package index for torch; PyTorch's CPU index saves several GB on a machine without a GPU"
+	@echo "  ARGS=               more arguments for pytest (make test), such as ARGS='-k admission -x'"
+
+up: ## Install, then start Postgres, Redis, a worker and the gateway; Ctrl-C stops them all
+	@$(INSTALL) worker local
+	@exec $(BIN)/penstock up --host $(HOST) --port $(PORT)
+
+test: ## Install what the tests need and run the whole suite
+	@$(INSTALL) worker local dev
+	@exec $(BIN)/pytest $(ARGS)
+
+lint: ## Check style
+	@$(INSTALL) worker local dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: ## Check types
+	@$(INSTALL) worker local dev
+	$(BIN)/mypy
+
+format: ## Rewrite the sources in the house's style
+	@$(INSTALL) worker local dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+install: ## Install everything into .venv without starting anything
+	@$(INSTALL) worker local dev
+
+clean: ## Remove .venv and caches; .penstock (your data) stays
+	rm -rf .venv .install.lock .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info
