@@ -25,4 +25,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int = 64
     """Most sequences in one step."""
     max_waiting: int = 1024
-    """Longest queue; beyond it a request is refused at once."""
+    """Requests that may be open beyond ``max_running``; one more is refused at once."""

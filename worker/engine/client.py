@@ -1,0 +1,291 @@
+"""The server's side of the engine: starts the engine process, hands it requests, gives each its own outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from worker.engine.config import EngineConfig
+from worker.engine.messages import (
+    INPUT_SOCKET,
+    OUTPUT_SOCKET,
+    AbortRequests,
+    EngineInfo,
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    Failed,
+    FinishReason,
+    Ready,
+    encoder,
+    from_engine_decoder,
+)
+from worker.engine.request import EngineError, QueueFull, RequestRejected, check_request
+
+__all__ = ["EngineClient", "EngineDead", "EngineError", "Generation", "QueueFull", "RequestRejected"]
+
+ENGINE_COMMAND = (sys.executable, "-m", "worker.engine.process")
+_EXIT_TIMEOUT_S = 5.0
+_LAST_WORDS_TIMEOUT_S = 0.5
+
+
+class EngineDead(EngineError):
+    """The engine process ended, or never became ready. Nothing runs any more: the server should exit."""
+
+
+class EngineClient:
+    """One engine process and the requests open in it.
+
+    Belongs to the event loop that started it. The process cannot outlive this one: it watches its standard input,
+    which closes however this process ends. It ignores SIGINT and SIGTERM: ending it is ``close``'s business.
+    """
+
+    info: EngineInfo
+    """What the engine is; set once ``start`` has returned."""
+
+    def __init__(self, config: EngineConfig, command: Sequence[str] = ENGINE_COMMAND) -> None:
+        self._config = config
+        self._command = command
+        self.stats = EngineStats()
+        """The engine after its latest step."""
+        self._open: dict[str, Generation] = {}
+        self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._process: asyncio.subprocess.Process | None = None
+        self._context = zmq.Context()
+        self._directory = tempfile.mkdtemp(prefix="penstock-engine-")  # mode 0700, a fresh name for each instance
+        self._receiver = zmq.asyncio.Context(self._context).socket(zmq.PULL)
+        # A plain socket: what is sent never waits, for open requests bound what can be in it.
+        self._sender = self._context.socket(zmq.PUSH)
+        self._sender.set_hwm(0)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def start(cls, config: EngineConfig, *, command: Sequence[str] = ENGINE_COMMAND) -> EngineClient:
+        """Spawn the engine process and wait until its model is loaded. Raises EngineDead with the reason.
+
+        ``command`` is for tests that bring a process of their own; the instance's directory is appended to it.
+        """
+        client = cls(config, command)
+        try:
+            await client._launch()
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that the engine has not finished, those being aborted included."""
+        return len(self._open)
+
+    @property
+    def dead(self) -> str | None:
+        """Why the engine is gone; None while it lives."""
+        return self._dead.result() if self._dead.done() else None
+
+    def generate(self, request: EngineRequest) -> Generation:
+        """Hand ``request`` to the engine at once; iterate the result for its outputs.
+
+        Raises, before anything is sent: RequestRejected (it could never run), QueueFull (``max_running`` +
+        ``max_waiting`` requests are open), EngineDead.
+        """
+        if self._dead.done():
+            raise EngineDead(self._dead.result())
+        check_request(request, max_model_len=self.info.max_model_len, vocab_size=self.info.vocab_size)
+        if request.request_id in self._open:
+            raise RequestRejected(f"A request with id {request.request_id!r} is open already.")
+        limit = self._config.max_running + self._config.max_waiting
+        if len(self._open) >= limit:
+            raise QueueFull(f"The engine already has {limit} requests open. Try again in a moment.")
+        generation = Generation(self, request.request_id)
+        self._open[request.request_id] = generation
+        self._sender.send(encoder.encode(request), zmq.NOBLOCK)
+        return generation
+
+    async def wait_dead(self) -> None:
+        """Return once the engine is gone, expected or not; ``dead`` then says why."""
+        await asyncio.wait([self._dead])
+
+    async def close(self) -> None:
+        """End the engine process, whatever it does; open generations raise EngineDead."""
+        self._die("The engine was shut down.")
+        process = self._process
+        if process is not None:
+            if process.stdin is not None:
+                process.stdin.close()
+            if process.returncode is None:
+                try:
+                    await asyncio.wait_for(process.wait(), _EXIT_TIMEOUT_S)
+                except TimeoutError:
+                    process.kill()
+                    await process.wait()
+        for task in self._tasks:
+            task.cancel()
+        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+        self._tasks.clear()
+        self._sender.close(linger=0)
+        self._receiver.close(linger=0)
+        self._context.term()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _launch(self) -> None:
+        self._receiver.bind(f"ipc://{self._directory}/{OUTPUT_SOCKET}")
+        # A session of its own: a signal to the server's whole group leaves the engine to the server, which drains.
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, self._directory, stdin=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        self._tasks = [
+            asyncio.create_task(self._receive(), name="engine-receive"),
+            asyncio.create_task(self._watch(self._process), name="engine-watch"),
+        ]
+        for task in self._tasks:
+            task.add_done_callback(self._task_done)
+        stdin = self._process.stdin
+        assert stdin is not None
+        # A process that is gone already is the watcher's to report, with its reason.
+        with contextlib.suppress(ConnectionError):
+            stdin.write(msgspec.json.encode(self._config) + b"\n")
+            await stdin.drain()
+        outcome: list[asyncio.Future[Any]] = [self._ready, self._dead]
+        await asyncio.wait(outcome, return_when=asyncio.FIRST_COMPLETED)
+        if self._dead.done():
+            raise EngineDead(self._dead.result())
+        self.info = self._ready.result()
+        self._sender.connect(f"ipc://{self._directory}/{INPUT_SOCKET}")
+
+    async def _receive(self) -> None:
+        """Hand on what the engine says, until its last words."""
+        while True:
+            message = from_engine_decoder.decode(await self._receiver.recv())
+            if isinstance(message, Failed):
+                self._die(message.message)
+                return
+            if isinstance(message, Ready):
+                self._ready.set_result(message.info)
+                continue
+            self.stats = message.stats
+            for output in message.outputs:
+                if output.finish_reason is None:
+                    generation = self._open[output.request_id]
+                else:
+                    generation = self._open.pop(output.request_id)
+                generation._deliver(output)
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Tell everyone when the process ends."""
+        code = await process.wait()
+        if code > 0:
+            # It exited by itself, so it sent its reason before: let that arrive.
+            await asyncio.wait([self._dead], timeout=_LAST_WORDS_TIMEOUT_S)
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+        self._die(f"The engine process {how}.")
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A fault of this class: without this task nothing would ever answer, so end it all. close() raises it.
+            self._die(f"The engine's client failed: {error!r}")
+            if self._process is not None and self._process.returncode is None:
+                self._process.kill()
+
+    def _die(self, reason: str) -> None:
+        """Fail everything that is open; the first reason stands."""
+        if self._dead.done():
+            return
+        self._dead.set_result(reason)
+        for generation in self._open.values():
+            generation._fail(EngineDead(reason))
+        self._open.clear()
+
+    def _abort(self, request_id: str) -> None:
+        """Ask the engine to end a request. It stays open until the engine's answer, and counts as long."""
+        if request_id in self._open and not self._dead.done():
+            self._sender.send(encoder.encode(AbortRequests([request_id])), zmq.NOBLOCK)
+
+
+class Generation(AsyncIterator[EngineOutput]):
+    """The outputs of one request.
+
+    Outputs that a slow reader has not taken are merged into one, so that at most ``max_tokens`` ids wait. The last
+    output has ``finish_reason`` ``stop`` or ``length``; trouble is raised instead (EngineDead, RequestRejected),
+    after the tokens that came before it. Waiting may be cancelled (a timeout for a keep-alive) and taken up again.
+
+    Close it (``async with``, ``aclose``) when nobody wants more: the request ends in the engine at once, and
+    tokens drawn after that are thrown away.
+    """
+
+    def __init__(self, client: EngineClient, request_id: str) -> None:
+        self.request_id = request_id
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._token_ids: list[int] = []
+        self._finish_reason: FinishReason | None = None
+        self._error: EngineError | None = None
+        self._closed = False
+        self._news = asyncio.Event()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> EngineOutput:
+        while not self._closed:
+            if self._token_ids or self._finish_reason is not None:
+                output = EngineOutput(self.request_id, self._token_ids, self._finish_reason)
+                self._token_ids = []
+                self._closed = self._finish_reason is not None
+                return output
+            if self._error is not None:
+                self._closed = True
+                raise self._error
+            self._news.clear()
+            await self._news.wait()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End the request; nothing happens when it has ended already."""
+        if not self._closed:
+            self._closed = True
+            self._news.set()
+            self._client._abort(self.request_id)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _deliver(self, output: EngineOutput) -> None:
+        if self._closed:
+            return  # drawn after the reader left: unread and unbilled
+        if output.finish_reason == "error":
+            self._error = RequestRejected(output.error or "The engine refused the request.")
+        else:
+            self._token_ids += output.token_ids
+            self._finish_reason = output.finish_reason
+        self._news.set()
+
+    def _fail(self, error: EngineError) -> None:
+        self._error = error
+        self._news.set()

@@ -1,0 +1,125 @@
+"""The engine process: ``python -m worker.engine.process DIRECTORY`` with an EngineConfig as JSON on standard input.
+
+Speaks over two sockets in ``DIRECTORY`` (see ``worker.engine.messages``). Standard input stays open for as long as
+the server lives; when it closes, this process ends at once, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+import msgspec
+import zmq
+
+from worker.engine.config import EngineConfig
+from worker.engine.engine import Engine, ModelRunner, refusal
+from worker.engine.messages import (
+    INPUT_SOCKET,
+    OUTPUT_SOCKET,
+    EngineOutput,
+    EngineRequest,
+    Failed,
+    FromEngine,
+    Ready,
+    StepOutputs,
+    encoder,
+    to_engine_decoder,
+)
+from worker.engine.request import EngineError
+
+log = logging.getLogger("penstock.engine")
+
+EXIT_FAILED = 1
+
+
+def run(directory: str, build: Callable[[EngineConfig], ModelRunner]) -> int:
+    """Load a model and serve it until the server is gone; the status to exit with."""
+    # A signal to the whole process group, or to a service's every process, is the server's to answer: it drains.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    threading.Thread(target=_exit_with_server, args=(directory,), name="server-watch", daemon=True).start()
+    with zmq.Context() as context, context.socket(zmq.PULL) as receiver, context.socket(zmq.PUSH) as sender:
+        sender.connect(f"ipc://{directory}/{OUTPUT_SOCKET}")
+        receiver.set_hwm(0)
+
+        def send(message: FromEngine) -> None:
+            sender.send(encoder.encode(message))
+
+        try:
+            started = time.monotonic()
+            log.info("loading %s", config.model_path)
+            engine = Engine(config, build(config))
+            log.info(
+                "ready after %.1f s: %d KV blocks of %d tokens, sequences up to %d tokens",
+                time.monotonic() - started,
+                engine.info.num_blocks,
+                engine.info.block_size,
+                engine.info.max_model_len,
+            )
+        except Exception as error:
+            log.exception("the model could not be loaded")
+            send(Failed(f"The engine could not load {config.model_path}: {error}"))
+            return EXIT_FAILED
+        gc.collect()
+        gc.freeze()  # the model's objects stay: collections need not walk them
+        receiver.bind(f"ipc://{directory}/{INPUT_SOCKET}")
+        send(Ready(engine.info))
+        try:
+            serve(engine, receiver, send)
+        except Exception as error:
+            log.exception("a step failed; all open requests fail with it")
+            send(Failed(f"The engine failed while running ({type(error).__name__}); its log has the details."))
+            return EXIT_FAILED
+
+
+def serve(engine: Engine, receiver: zmq.Socket[bytes], send: Callable[[FromEngine], None]) -> NoReturn:
+    """Take what arrives, run a step, tell what came of it; sleep while there is nothing to run. Ends by an error."""
+    while True:
+        outputs: list[EngineOutput] = []
+        while receiver.poll(0 if engine.has_work or outputs else None):
+            message = to_engine_decoder.decode(receiver.recv())
+            if isinstance(message, EngineRequest):
+                try:
+                    engine.add(message)
+                except EngineError as error:
+                    outputs.append(refusal(message.request_id, error))
+            else:
+                outputs += engine.abort(message.request_ids)
+        if engine.has_work:
+            outputs += engine.step()
+        if outputs:
+            send(StepOutputs(outputs, engine.stats))
+
+
+def _exit_with_server(directory: str) -> None:
+    """Wait until the server closes our standard input, by intent or by dying, and end the process there and then."""
+    while os.read(0, 4096):
+        pass
+    shutil.rmtree(directory, ignore_errors=True)
+    os._exit(0)
+
+
+def _build(config: EngineConfig) -> ModelRunner:
+    # Here and not above: the messages and the scheduler must stay importable without torch.
+    from worker.execution.model_runner import ModelRunner as TorchRunner
+
+    return TorchRunner(config)
+
+
+def main() -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    sys.exit(run(sys.argv[1], _build))
+
+
+if __name__ == "__main__":
+    main()
