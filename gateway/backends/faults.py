@@ -1,0 +1,91 @@
+"""What can go wrong with a backend, told apart by what the relay may do about it."""
+
+from __future__ import annotations
+
+from worker.protocol.errors import ApiError
+
+
+class BackendFault(Exception):
+    """A backend did not answer as it should. ``code`` goes into the usage row, ``message`` to the client.
+
+    ``retryable``: another backend may do better. ``unreachable``: no connection could be made, so the endpoint is best
+    left alone for a while. ``lost_early``: the connection broke before any byte of an answer came.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        status: int = 502,
+        retryable: bool = True,
+        unreachable: bool = False,
+        lost_early: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.status = status
+        self.retryable = retryable
+        self.unreachable = unreachable
+        self.lost_early = lost_early
+
+    def error(self) -> ApiError:
+        """What the client is told."""
+        headers = {"retry-after": "1"} if self.status == 503 else None
+        return ApiError(self.status, self.message, type="server_error", code=self.code, headers=headers)
+
+
+def no_backend(model: str) -> BackendFault:
+    return BackendFault(
+        "no_backend_available",
+        f"No worker that serves the model {model!r} is up at the moment. Try again shortly.",
+        status=503,
+        retryable=False,
+    )
+
+
+def unreachable() -> BackendFault:
+    return BackendFault(
+        "no_backend_available", "No worker could be reached. Try again shortly.", status=503, unreachable=True
+    )
+
+
+def disconnected(*, early: bool = False) -> BackendFault:
+    return BackendFault(
+        "backend_disconnected",
+        "The worker broke off before the answer was complete. Send the request again.",
+        lost_early=early,
+    )
+
+
+def malformed(what: str) -> BackendFault:
+    """``what`` the worker did, as a clause: "sent a line that is too long"."""
+    return BackendFault("backend_protocol_error", f"The worker {what}. Send the request again.")
+
+
+def silent(seconds: float) -> BackendFault:
+    return BackendFault(
+        "backend_timeout", f"The worker was silent for {seconds:g} s. Send the request again.", status=504
+    )
+
+
+def out_of_time(seconds: float) -> BackendFault:
+    return BackendFault(
+        "request_timeout",
+        f"The answer was not complete within the {seconds:g} s that this model allows. Ask for less output.",
+        status=504,
+        retryable=False,
+    )
+
+
+class BackendError(BackendFault):
+    """A backend answered with an error of its own, in OpenAI's shape, that the client may read as it stands."""
+
+    def __init__(
+        self, status: int, body: bytes, *, code: str | None, retryable: bool, retry_after: str | None = None
+    ) -> None:
+        super().__init__(code or f"http_{status}", "the backend answered with an error", status=status)
+        self.retryable = retryable
+        self.body = body
+        self.retry_after = retry_after

@@ -1,0 +1,111 @@
+"""HTTP to backends: the one place that knows which client library is used.
+
+No limit on connections, so that a dead backend hangs nobody else; no cookies, no redirects, no proxies from the
+environment, no decompression. Every failure comes out as a BackendFault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+
+import aiohttp
+from yarl import URL
+
+from gateway.backends import faults
+
+IDLE_CONNECTION_S = 3.0
+"""Shorter than the 5 s after which uvicorn closes an idle connection, so that we seldom write into a closing one."""
+
+
+class Reply:
+    """A backend's answer, its body still to be read."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.status = response.status
+        self.media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    def header(self, name: str) -> str | None:
+        return self._response.headers.get(name)
+
+    async def read_some(self) -> bytes:
+        """The next bytes of the body as they come; empty at its end. Cancelling it loses no bytes.
+
+        Raises BackendFault when the body was cut.
+        """
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as fault:
+            raise faults.disconnected() from fault
+
+    async def read_limited(self, limit: int) -> bytes | None:
+        """The whole body; None when it is longer than ``limit`` bytes. Raises BackendFault when it was cut."""
+        parts: list[bytes] = []
+        size = 0
+        while chunk := await self.read_some():
+            size += len(chunk)
+            if size > limit:
+                return None
+            parts.append(chunk)
+        return b"".join(parts)
+
+    async def finish(self, within_s: float = 0.25) -> None:
+        """Wait shortly for the end of a body whose last event came, so that the connection can be used again."""
+        try:
+            async with asyncio.timeout(within_s):
+                while await self.read_some():
+                    pass
+        except (TimeoutError, faults.BackendFault):
+            self.close()
+
+    def close(self) -> None:
+        """Drop the connection unless the whole body was read: the backend sees the close at once."""
+        self._response.close()
+
+
+class Transport:
+    def __init__(self, *, connect_timeout_s: float) -> None:
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+        self._urls: dict[str, URL] = {}
+
+    async def __aenter__(self) -> Transport:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S, enable_cleanup_closed=False),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=self._timeout,
+            auto_decompress=False,
+            skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def post(self, url: str, *, headers: Mapping[str, str], body: bytes) -> Reply:
+        """Send ``body``; return when the head of the answer is here. Raises BackendFault."""
+        if self._session is None:
+            raise RuntimeError("the transport is not open")
+        try:
+            return Reply(await self._session.post(self._url(url), headers=headers, data=body, allow_redirects=False))
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as fault:
+            raise faults.unreachable() from fault
+        except (aiohttp.ServerConnectionError, aiohttp.ClientOSError, OSError) as fault:
+            raise faults.disconnected(early=True) from fault
+        except aiohttp.ClientError as fault:
+            raise faults.malformed("sent an answer that is not HTTP") from fault
+
+    def _url(self, text: str) -> URL:
+        url = self._urls.get(text)
+        if url is None:
+            if len(self._urls) > 1000:
+                self._urls.clear()
+            url = self._urls[text] = URL(text)
+        return url
