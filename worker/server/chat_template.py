@@ -1,0 +1,129 @@
+"""A model's own chat template: messages in, a prompt out, and no way for a message to forge a turn.
+
+Templates are Jinja as Hugging Face ``transformers`` runs it: sandboxed, immutable, with its few extra functions. The
+special tokens in the result are the template's. Where a *message* spells one, those characters are plain text.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from worker.server.tokenizer import Tokenizer
+
+
+class TemplateRefused(ValueError):
+    """The template can't render these messages; the message says why, for the one who sent them."""
+
+
+class _Raised(TemplateError):
+    """What a template says through ``raise_exception``."""
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise _Raised(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    # Templates ask for the date of where the server stands.
+    return datetime.datetime.now().astimezone().strftime(pattern)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+class ChatTemplate:
+    """One model's template with its tokenizer. Safe to use from several threads."""
+
+    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+        """``source``: the Jinja text. Raises jinja2.TemplateSyntaxError."""
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        self._template = environment.from_string(source)
+        self._tokenizer = tokenizer
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> list[str | int]:
+        """The prompt that asks for the assistant's next turn: plain text as text, special tokens as ids.
+
+        Raises TemplateRefused.
+        """
+        veil = _Veil(self._tokenizer.special_tokens)
+        try:
+            rendered = self._template.render(
+                messages=[veil.hide(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                bos_token=self._tokenizer.bos_token,
+                eos_token=self._tokenizer.eos_token,
+            )
+        except _Raised as refused:
+            raise TemplateRefused(f"The model's chat template refused the messages: {refused}") from None
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as fault:
+            raise TemplateRefused("The model's chat template can't render messages of this form.") from fault
+        pieces = self._tokenizer.split_special(rendered)
+        return [piece if isinstance(piece, int) else veil.show(piece) for piece in pieces]
+
+
+class _Veil:
+    """Replaces special tokens that a message spells by marks which nobody can guess, and puts their text back after
+    the template's own special tokens have been found.
+
+    Text that could become a special token together with the template's text beside it (it ends in the beginning of
+    one, or begins with the end of one) is kept apart by an empty mark. All other text goes through untouched, so that
+    what a template sees and makes of ordinary messages is what it always would be.
+    """
+
+    def __init__(self, special_tokens: Mapping[str, int]) -> None:
+        self._tokens = sorted(special_tokens, key=len, reverse=True)
+        # Private-use characters: no template's case folding, stripping or JSON changes them.
+        nonce = "".join(chr(0xE100 + byte) for byte in os.urandom(12))
+        self._empty = f"\ue000{nonce}\ue001"
+        self._marks = {token: f"\ue000{nonce}{chr(0xE200 + at)}\ue001" for at, token in enumerate(self._tokens)}
+        self._nonce = nonce
+
+    def hide(self, value: Any) -> Any:
+        """``value`` with every text inside it veiled; numbers and the like as they are."""
+        if isinstance(value, str):
+            return self._hide_text(value)
+        if isinstance(value, Mapping):
+            return {key: self.hide(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.hide(item) for item in value]
+        return value
+
+    def _hide_text(self, text: str) -> str:
+        for token in self._tokens:
+            if token in text:
+                text = text.replace(token, self._marks[token])
+        if any(_overlap(text, token) for token in self._tokens):
+            text += self._empty
+        if any(_overlap(token, text) for token in self._tokens):
+            text = self._empty + text
+        return text
+
+    def show(self, text: str) -> str:
+        """Undo ``hide``. Raises TemplateRefused if a template tore a mark apart."""
+        if self._nonce not in text:
+            return text
+        text = text.replace(self._empty, "")
+        for token, mark in self._marks.items():
+            text = text.replace(mark, token)
+        if self._nonce in text:
+            raise TemplateRefused("The model's chat template can't render the special tokens spelled in the messages.")
+        return text
+
+
+def _overlap(left: str, right: str) -> bool:
+    """Whether a proper ending of ``left`` is a proper beginning of ``right``."""
+    return any(left.endswith(right[:size]) for size in range(1, len(right)))
