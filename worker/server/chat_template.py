@@ -12,9 +12,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from worker.server.tokenizer import Tokenizer
 
@@ -40,15 +43,46 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, *
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
+class _GuardedNamespace(Namespace):
+    """``namespace(...)``, which must not give a template a way to Python's internals."""
+
+    def __init__(self, /, *args: Any, **values: Any) -> None:
+        for name in dict(*args, **values):
+            _refuse_private(name)
+        super().__init__(*args, **values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_private(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a template may not set {name!r} on a namespace")
+
+
+class _Generation(Extension):
+    """``{% generation %}``: marks the assistant's text for training; here its body is rendered as it stands."""
+
+    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class ChatTemplate:
     """One model's template with its tokenizer. Safe to use from several threads."""
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
         """``source``: the Jinja text. Raises jinja2.TemplateSyntaxError."""
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        environment.globals["namespace"] = _GuardedNamespace
         self._template = environment.from_string(source)
         self._tokenizer = tokenizer
 
