@@ -1,4 +1,4 @@
-"""Alembic's entry: ``gateway.db.migrate.upgrade`` hands its connection in, the ``alembic`` command reads the settings."""
+"""Alembic's entry: ``gateway.db.migrate.upgrade`` hands it a connection, the ``alembic`` command reads the settings."""
 
 from __future__ import annotations
 

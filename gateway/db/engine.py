@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
+from psycopg import AsyncConnection as PsycopgConnection
+from psycopg.abc import PQGen
+from psycopg.waiting import wait_async
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -17,6 +21,24 @@ READ_TIMEOUT_S = 2.0
 
 class DatabaseUnavailable(Exception):
     """Postgres did not answer in time or refused the connection. Callers answer 503 and ask to retry."""
+
+
+T = TypeVar("T")
+
+
+class _PromptConnection(PsycopgConnection[Any]):
+    """A connection that is closed when a wait on it is cancelled.
+
+    psycopg would first ask the server to cancel the query and wait for that, up to ten seconds when the server hangs:
+    longer than anyone who gave a time limit wants to wait. The pool replaces a closed connection.
+    """
+
+    async def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
+        try:
+            return await wait_async(gen, self.pgconn.socket, interval=interval, timeout=timeout)
+        except asyncio.CancelledError:
+            self.pgconn.finish()
+            raise
 
 
 def psycopg_url(url: str) -> URL:
@@ -46,6 +68,7 @@ def create_engine(url: str, *, pool_size: int = 10) -> AsyncEngine:
         pool_pre_ping=True,
         pool_recycle=1800,
         connect_args={
+            "async_creator_fn": _PromptConnection.connect,
             "connect_timeout": CONNECT_TIMEOUT_S,
             "application_name": "penstock",
             "options": "-c timezone=UTC",

@@ -1,0 +1,155 @@
+"""Keys read from Postgres, kept for a few seconds; look-ups of keys nobody has seen are few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Generic, TypeVar
+
+from gateway.clock import Clock
+from gateway.db.engine import DatabaseUnavailable
+
+P = TypeVar("P")
+
+MAX_KNOWN = 10_000
+MAX_UNKNOWN = 10_000
+UNKNOWN_LANES = 2
+MAX_QUEUED = 200
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey(Generic[P]):
+    """A key as Postgres has it: not revoked when it was read."""
+
+    principal: P
+    secret_sha256: bytes
+    expires_at: datetime | None
+    generation: int
+
+
+@dataclass(slots=True)
+class _Read(Generic[P]):
+    """A look-up under way. ``finished`` stays False when whoever ran it was cancelled."""
+
+    number: int
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    finished: bool = False
+    key: StoredKey[P] | None = None
+    fault: DatabaseUnavailable | None = None
+
+
+class KeyCache(Generic[P]):
+    """Public id -> stored key.
+
+    An id that was good before is read again without waiting for ids that never were: a flood of made-up keys takes
+    ``UNKNOWN_LANES`` connections at most, and past ``MAX_QUEUED`` waiting it is turned away. Both maps are bounded.
+    """
+
+    def __init__(self, clock: Clock, read: Callable[[str], Awaitable[StoredKey[P] | None]], *, cache_s: float) -> None:
+        self._clock = clock
+        self._read = read
+        self._cache_s = cache_s
+        self._known: OrderedDict[str, tuple[float, StoredKey[P]]] = OrderedDict()
+        self._unknown: OrderedDict[str, float] = OrderedDict()
+        self._reads: dict[str, _Read[P]] = {}
+        self._count = 0
+        self._lanes = asyncio.Semaphore(UNKNOWN_LANES)
+        self._queued = 0
+
+    async def get(self, public_id: str) -> StoredKey[P] | None:
+        """The key, at most ``cache_s`` old; None: unknown, revoked or expired. Raises DatabaseUnavailable."""
+        fresh, key = self._cached(public_id)
+        if not fresh:
+            key = await self._look_up(public_id)
+        return self._alive(key)
+
+    async def reload(self, public_id: str, *, newer_than: int | None = None) -> StoredKey[P] | None:
+        """The key as Postgres has it now, or a cached one of a generation above ``newer_than``."""
+        if newer_than is not None:
+            fresh, key = self._cached(public_id)
+            if fresh and key is not None and key.generation > newer_than:
+                return self._alive(key)
+        return self._alive(await self._look_up(public_id, begun_after=self._count))
+
+    def forget(self, public_id: str) -> None:
+        """The next ``get`` reads it anew."""
+        if known := self._known.get(public_id):
+            self._known[public_id] = (float("-inf"), known[1])
+        self._unknown.pop(public_id, None)
+
+    def forget_tenant(self, belongs: Callable[[P], bool]) -> None:
+        """As ``forget``, for every key whose principal satisfies ``belongs``."""
+        for public_id, (_, key) in list(self._known.items()):
+            if belongs(key.principal):
+                self.forget(public_id)
+
+    def _cached(self, public_id: str) -> tuple[bool, StoredKey[P] | None]:
+        oldest = self._clock.monotonic() - self._cache_s
+        if (known := self._known.get(public_id)) and known[0] > oldest:
+            return True, known[1]
+        read_at = self._unknown.get(public_id)
+        return read_at is not None and read_at > oldest, None
+
+    def _alive(self, key: StoredKey[P] | None) -> StoredKey[P] | None:
+        if key is not None and key.expires_at is not None and key.expires_at <= self._clock.now():
+            return None
+        return key
+
+    async def _look_up(self, public_id: str, *, begun_after: int = 0) -> StoredKey[P] | None:
+        """One read at a time for one id. Who comes meanwhile takes its outcome, good or bad, if the read is the
+        ``begun_after``-th or a later one."""
+        while read := self._reads.get(public_id):
+            await read.done.wait()
+            if read.fault is not None:
+                raise DatabaseUnavailable(str(read.fault)) from read.fault
+            if read.finished and read.number > begun_after:
+                return read.key
+        self._count += 1
+        read = self._reads[public_id] = _Read(self._count)
+        try:
+            read.key = await self._read_and_keep(public_id)
+            read.finished = True
+        except DatabaseUnavailable as fault:
+            read.fault = fault
+            raise
+        finally:
+            del self._reads[public_id]
+            read.done.set()
+        return read.key
+
+    async def _read_and_keep(self, public_id: str) -> StoredKey[P] | None:
+        if public_id in self._known:
+            return await self._read_now(public_id)
+        if self._queued >= MAX_QUEUED:
+            raise DatabaseUnavailable("too many unknown keys are being looked up; try again shortly")
+        self._queued += 1
+        try:
+            async with self._lanes:
+                return await self._read_now(public_id)
+        finally:
+            self._queued -= 1
+
+    async def _read_now(self, public_id: str) -> StoredKey[P] | None:
+        # The age counts from before the read: what changed during it may be missing.
+        began = self._clock.monotonic()
+        key = await self._read(public_id)
+        if key is None:
+            self._known.pop(public_id, None)
+            _put(self._unknown, public_id, began, MAX_UNKNOWN)
+        else:
+            self._unknown.pop(public_id, None)
+            _put(self._known, public_id, (began, key), MAX_KNOWN)
+        return key
+
+
+V = TypeVar("V")
+
+
+def _put(entries: OrderedDict[str, V], key: str, value: V, limit: int) -> None:
+    entries[key] = value
+    entries.move_to_end(key)
+    if len(entries) > limit:
+        entries.popitem(last=False)
