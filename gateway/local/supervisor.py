@@ -50,9 +50,13 @@ class Child:
     _restart_at: float | None = None
     _pause_s: float = _FIRST_PAUSE_S
 
-    def start(self, now: float) -> None:
-        self.process = self.launch()
-        self._launched_at, self._restart_at = now, None
+    def start(self) -> None:
+        self.run_as(self.launch())
+
+    def run_as(self, process: subprocess.Popen[bytes]) -> None:
+        """Take ``process`` for this child's."""
+        self.process = process
+        self._launched_at, self._restart_at = time.monotonic(), None
 
     def ended(self) -> int | None:
         """The exit status if the process has ended (its whole group is gone then), else None."""
@@ -85,10 +89,8 @@ class Supervisor:
         self._stopping = False
         self._hurry = False
 
-    def start(self, child: Child) -> None:
-        """Launch ``child`` and watch over it from now on. Children are stopped in the reverse order of their start,
-        unless ``stop`` is given another."""
-        child.start(time.monotonic())
+    def add(self, child: Child) -> None:
+        """Watch over a child that was started."""
         self._children.append(child)
 
     @contextlib.contextmanager
@@ -135,7 +137,7 @@ class Supervisor:
         elif child.restart_due(now):
             child.restarts += 1
             try:
-                child.start(now)
+                child.start()
             except Exception as fault:
                 pause = child.schedule_restart(now)
                 self._say(f"{child.name} could not be restarted: {fault}; next try in {pause:g} s")

@@ -1,0 +1,69 @@
+"""What the local set-up declares the first time: a pool, a route with a price, a tenant with a key, an admin's key.
+
+What is there already stays as it is, so changes that its user made survive a restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from gateway.clock import Clock, SystemClock
+from gateway.db.engine import create_engine
+from gateway.local.files import Credentials
+from gateway.routing.route import Route
+from gateway.tenants.catalog import Catalog
+from gateway.tenants.records import InvalidKey, TenantExists
+from gateway.tenants.service import Tenants
+
+MODEL = "smollm2-135m-instruct"
+POOL = "smollm2"
+TENANT = "demo"
+_ROUTE = Route(
+    name=MODEL,
+    pool=POOL,
+    backend_model=MODEL,
+    context_length=8192,
+    default_output_tokens=512,
+    max_output_tokens=8192,
+    timeout_s=300.0,
+)
+_INPUT_USD_PER_MTOK = "0.10"
+_OUTPUT_USD_PER_MTOK = "0.40"
+
+
+async def seed(database_url: str, kept: Credentials | None, clock: Clock | None = None) -> Credentials:
+    """Declare what is missing in a migrated database. ``kept``: keys of an earlier start; one that is not valid in this
+    database, since it is another or the key was revoked, is replaced. Raises DatabaseUnavailable."""
+    clock = clock or SystemClock()
+    engine = create_engine(database_url)
+    try:
+        await _declare_model(Catalog(engine, clock), clock)
+        return await _issue_keys(Tenants(engine, clock), kept)
+    finally:
+        await engine.dispose()
+
+
+async def _declare_model(catalog: Catalog, clock: Clock) -> None:
+    await catalog.create_pool(POOL)
+    if await catalog.route(MODEL) is None:
+        await catalog.create_route(_ROUTE)
+    if await catalog.price(MODEL, clock.now()) is None:
+        await catalog.set_price(MODEL, _INPUT_USD_PER_MTOK, _OUTPUT_USD_PER_MTOK)
+
+
+async def _issue_keys(tenants: Tenants, kept: Credentials | None) -> Credentials:
+    with contextlib.suppress(TenantExists):
+        await tenants.create_tenant(TENANT)
+    tenant_key = kept.tenant_key if kept else None
+    try:
+        await tenants.authenticate(tenant_key)
+    except InvalidKey:
+        tenant_key, _ = await tenants.create_key(TENANT, "local", scopes={"inference", "usage:read"})
+    admin_key = kept.admin_key if kept else None
+    try:
+        await tenants.authenticate_admin(admin_key)
+    except InvalidKey:
+        admin_key, _ = await tenants.create_admin_key("local")
+    assert tenant_key is not None
+    assert admin_key is not None
+    return Credentials(tenant_key, admin_key)
