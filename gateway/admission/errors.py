@@ -1,0 +1,61 @@
+"""Why a request was not admitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+Reason = Literal["requests_per_minute", "concurrent_requests", "budget"]
+
+
+class Refused(Exception):
+    """A limit of the tenant stands against the request; nothing was used up.
+
+    ``retry_after_s``: the earliest time at which this request would pass, in seconds from now: exact for requests per
+    minute and for a spent budget, one second where it depends on when running requests end, None if no waiting helps
+    (a limit of 0, a request above the whole budget, a budget that never begins anew).
+    ``limit`` and ``remaining`` are in the reason's own unit: requests, slots or nano-USD.
+    ``headers``: ``x-ratelimit-*`` as on an admitted request; empty without a limit on requests.
+    """
+
+    def __init__(
+        self, reason: Reason, *, retry_after_s: float | None, limit: int, remaining: int, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(reason)
+        self.reason: Reason = reason
+        self.retry_after_s = retry_after_s
+        self.limit = limit
+        self.remaining = remaining
+        self.headers = dict(headers)
+
+    @property
+    def reset(self) -> float | None:
+        """Seconds until this request would pass; the same as ``retry_after_s``."""
+        return self.retry_after_s
+
+
+class Stale(Exception):
+    """The principal is older than the tenant's configuration: load it anew and ask once more."""
+
+
+def duration(ms: int) -> str:
+    """As OpenAI writes the time of a reset: ``0s``, ``250ms``, ``1.5s``, ``6m0s``, ``1h0m0s``."""
+    if 0 < ms < 1000:
+        return f"{ms}ms"
+    minutes, rest = divmod(ms, 60_000)
+    seconds = f"{rest / 1000:g}s"
+    if not minutes:
+        return seconds
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{seconds}" if hours else f"{minutes}m{seconds}"
+
+
+def rate_headers(limit: int | None, remaining: int, reset_ms: int) -> dict[str, str]:
+    """``reset_ms``: until a request would pass again."""
+    if limit is None:
+        return {}
+    return {
+        "x-ratelimit-limit-requests": str(limit),
+        "x-ratelimit-remaining-requests": str(remaining),
+        "x-ratelimit-reset-requests": duration(reset_ms),
+    }

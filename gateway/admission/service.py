@@ -1,0 +1,471 @@
+"""Admission: takes from every limit of a tenant at once or from none, and sees that each request is settled once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, cast
+from uuid import UUID
+
+from gateway.admission import keys
+from gateway.admission.errors import Reason, Refused, Stale, rate_headers
+from gateway.admission.periods import Period, period_at
+from gateway.admission.rebuild import MAX_AMOUNT, REBUILD, SpentInLedger, rebuild_budget
+from gateway.admission.redis import Argument, PipelinedRedis, RedisUnavailable, load_script
+from gateway.admission.settlements import SETTLE, Settlement, Settlements
+from gateway.admission.ticket import Draft, Ticket, encode, encode_around
+from gateway.billing.usage import UsageEvent
+from gateway.clock import Clock
+from gateway.tenants.principal import Budget, Principal, shard_of
+
+log = logging.getLogger(__name__)
+
+ADMIT = load_script("admit")
+RENEW = load_script("renew")
+EXPIRE = load_script("expire")
+RESTORE = load_script("restore")
+OPEN = load_script("open")
+ANNOUNCE = load_script("announce")
+
+_TENANT_LIFE_MS = 7 * 24 * 3600 * 1000
+_ATTEMPTS = 5
+_RENEWALS_PER_CALL = 100
+_EXPIRIES_PER_CALL = 100
+_CLOSE_LIMIT_S = 5.0
+_NEVER = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What Redis counts for one tenant at this moment; amounts in nano-USD."""
+
+    spent: int | None
+    """In the running budget period; None while none has begun."""
+    reserved: int | None
+    live: int
+    """Requests whose lease runs."""
+    window: int
+    """Requests in the window, as of the last admission."""
+
+
+class Admission:
+    """One per gateway process. Limits are shared with every other process through Redis alone.
+
+    ``lease_s``: a request whose gateway is silent for so long is settled by the janitor. ``renewal_s``: interval of
+    heartbeats, which renew leases and write checkpoints. ``timeout_s``: longest wait for one answer of Redis.
+    ``spent``: what the ledger charged a tenant in a range of ``admitted_at``, leaving out some requests; asked when a
+    budget's period begins in Redis. ``tombstone_s``: for how long a settled id is remembered; longer than any request
+    may run. ``max_unsettled``: with so many settlements waiting for Redis, new requests are kept out.
+    """
+
+    def __init__(
+        self,
+        redis_url: str,
+        clock: Clock,
+        *,
+        lease_s: float,
+        renewal_s: float,
+        timeout_s: float,
+        spent: SpentInLedger,
+        tombstone_s: float = 3600.0,
+        max_unsettled: int = 10_000,
+    ) -> None:
+        self._clock = clock
+        self._lease_ms = round(lease_s * 1000)
+        self._renewal_s = renewal_s
+        self._tombstone_ms = round(tombstone_s * 1000)
+        # Long enough for every gateway to notice an emptied shard by its heartbeat and to bring back what it holds.
+        self._opening_ms = round((renewal_s + timeout_s) * 1000)
+        self._spent = spent
+        self._redis = PipelinedRedis(
+            redis_url,
+            timeout_s=timeout_s,
+            scripts=(ADMIT, SETTLE, RENEW, EXPIRE, RESTORE, REBUILD, OPEN, ANNOUNCE),
+            on_connected=self._connected,
+            name="penstock-admission",
+        )
+        self._settlements = Settlements(self._redis, clock, limit=max_unsettled)
+        self._live: dict[UUID, Ticket] = {}
+        self._epochs: dict[str, bytes] = {}
+        self._periods: dict[Budget, Period] = {}
+        self._rebuilding: dict[UUID, asyncio.Future[None]] = {}
+        self._beat = asyncio.Event()
+        self._times_connected = 0
+        self._sweep_from = 0.0
+        self._runner: asyncio.Task[None] | None = None
+        self._offset_ms = 0
+        """Added to Redis' time in the scripts. Only tests set it."""
+
+    async def start(self) -> None:
+        """Connect, open the shards of a Redis never used, and begin heartbeats. Redis may be away: it is awaited."""
+        try:
+            await self._learn_epochs()
+        except RedisUnavailable as fault:
+            log.warning("Redis is away at start, requests are refused until it is back: %s", fault)
+        self._runner = asyncio.get_running_loop().create_task(self._run(), name="admission")
+
+    async def close(self) -> None:
+        """Wait, but not for long, until pending settlements have landed; then stop. Open requests expire by lease."""
+        try:
+            await asyncio.wait_for(self._settlements.drained(), _CLOSE_LIMIT_S)
+        except TimeoutError:
+            log.error("%d settlements did not reach Redis; their requests will be settled as abandoned",
+                      self._settlements.waiting)  # fmt: skip
+        if self._runner is not None:
+            self._runner.cancel()
+            await asyncio.wait([self._runner])
+        await self._redis.close()
+
+    # Admitting
+
+    async def admit(self, request_id: UUID, principal: Principal, *, bound_nano_usd: int, draft: Draft) -> Ticket:
+        """Take from all limits at once. ``bound_nano_usd``: most that the request can cost; it is reserved.
+
+        Raises Refused (nothing was used up), Stale (load the principal anew), RedisUnavailable, and whatever
+        ``spent`` raises when a budget's period begins and the ledger cannot be read.
+        """
+        if not 0 <= bound_nano_usd <= MAX_AMOUNT:
+            raise ValueError(f"the bound of a request lies between 0 and {MAX_AMOUNT} nano-USD, not {bound_nano_usd}")
+        if self._settlements.full:
+            raise RedisUnavailable("too many settlements wait for Redis")
+        now = self._clock.now()
+        for _ in range(_ATTEMPTS):
+            budget = principal.limits.budget
+            period = self._period(budget, now) if budget is not None else None
+            reply = await self._ask(request_id, principal, bound_nano_usd, draft, period)
+            answer = reply[0]
+            if answer == b"ADMITTED":
+                return self._ticket(request_id, principal, bound_nano_usd, draft, reply)
+            if answer == b"REFUSED":
+                raise self._refused(principal, reply)
+            if answer == b"STALE":
+                raise Stale
+            if answer == b"OPENING":
+                raise RedisUnavailable("Redis lost its data and is being restored", retry_after_s=reply[1] / 1000)
+            if answer == b"STALE_PERIOD":
+                now = _time(reply[1])
+            elif answer == b"NEED_REBUILD" and reply[1] == b"epoch":
+                await self._reopen(principal.shard)
+            elif answer == b"NEED_REBUILD" and period is not None:
+                await self._rebuild(principal, period)
+            else:
+                raise RuntimeError(f"admission of {request_id}: {answer.decode()}; request ids must be new")
+        raise RedisUnavailable("the budget could not be restored, since its requests keep ending; try again")
+
+    async def _ask(
+        self, request_id: UUID, principal: Principal, bound: int, draft: Draft, period: Period | None
+    ) -> list[Any]:
+        shard, tenant_id, limits = principal.shard, principal.tenant_id, principal.limits
+        before, after = encode_around(_blank(request_id, principal, draft, bound))
+        budget: tuple[Argument, ...] = ("", "", "", "")
+        if limits.budget is not None and period is not None:
+            budget = (limits.budget.amount, period.kind, _ms(period.start), _ms(period.end))
+        asked = self._redis.run(
+            ADMIT,
+            (
+                keys.epoch(shard),
+                keys.tenant(shard, tenant_id),
+                keys.window(shard, tenant_id),
+                keys.live(shard, tenant_id),
+                keys.request(shard, request_id),
+                keys.leases(shard),
+                keys.refusals(shard),
+            ),
+            (
+                self._offset_ms,
+                self._lease_ms,
+                str(request_id),
+                str(tenant_id),
+                principal.key_id,
+                principal.generation,
+                "" if limits.requests_per_minute is None else limits.requests_per_minute,
+                "" if limits.max_concurrent is None else limits.max_concurrent,
+                bound,
+                *budget,
+                before,
+                after,
+                _TENANT_LIFE_MS,
+            ),
+        )
+        try:
+            return cast("list[Any]", await asked)
+        except (RedisUnavailable, asyncio.CancelledError):
+            # Redis may have admitted it, or may yet do so when it wakes.
+            self._withdraw(request_id, principal)
+            raise
+
+    def _ticket(self, request_id: UUID, principal: Principal, bound: int, draft: Draft, reply: list[Any]) -> Ticket:
+        _, now, _, period, remaining, reset_ms = reply
+        ticket = Ticket(
+            request_id=request_id,
+            principal=principal,
+            draft=draft,
+            admitted_at=_time(now),
+            bound_nano_usd=bound,
+            period=period.decode(),
+            headers=rate_headers(principal.limits.requests_per_minute, remaining, reset_ms),
+            clock=self._clock,
+            submit=self._settle,
+        )
+        self._live[request_id] = ticket
+        return ticket
+
+    def _refused(self, principal: Principal, reply: list[Any]) -> Refused:
+        _, _, reason, retry_ms, limit, remaining, requests, reset_ms = reply
+        return Refused(
+            cast(Reason, reason.decode()),
+            retry_after_s=None if retry_ms < 0 else retry_ms / 1000,
+            limit=limit,
+            remaining=remaining,
+            headers=rate_headers(principal.limits.requests_per_minute, requests, reset_ms),
+        )
+
+    def _period(self, budget: Budget, now: datetime) -> Period:
+        period = self._periods.get(budget)
+        if period is None or not period.holds(now):
+            if len(self._periods) > 1000:
+                self._periods.clear()
+            period = self._periods[budget] = period_at(budget, now)
+        return period
+
+    async def announce_generation(self, tenant_id: UUID, generation: int) -> None:
+        """From now on principals of an older generation are Stale, on every gateway. Raises RedisUnavailable."""
+        key = keys.tenant(shard_of(tenant_id), tenant_id)
+        await self._redis.run(ANNOUNCE, (key,), (generation, _TENANT_LIFE_MS))
+
+    # Settling
+
+    def _settle(self, ticket: Ticket, event: UsageEvent, refund: bool) -> asyncio.Future[None]:
+        self._live.pop(ticket.request_id, None)
+        return self._submit(
+            ticket.request_id, ticket.principal, ticket.period, event.charged_nano_usd, encode(event), refund
+        )
+
+    def _withdraw(self, request_id: UUID, principal: Principal) -> None:
+        self._submit(request_id, principal, "", 0, b"", True)
+
+    def _submit(
+        self, request_id: UUID, principal: Principal, period: str, charged: int, event: bytes, refund: bool
+    ) -> asyncio.Future[None]:
+        shard, tenant_id = principal.shard, principal.tenant_id
+        settlement = Settlement(
+            request_id,
+            shard,
+            (
+                keys.tenant(shard, tenant_id),
+                keys.window(shard, tenant_id),
+                keys.live(shard, tenant_id),
+                keys.request(shard, request_id),
+                keys.leases(shard),
+                keys.usage(shard),
+            ),
+            (str(request_id), period, charged, event, int(refund), self._tombstone_ms),
+        )
+        self._settlements.submit(settlement)
+        return settlement.attempted
+
+    async def expire_leases(self) -> int:
+        """The janitor's sweep over all shards: settles requests whose gateway fell silent. Returns how many."""
+        shards: Iterable[str] = keys.ALL_SHARDS
+        settled = 0
+        while shards:
+            calls = {
+                shard: self._redis.run(
+                    EXPIRE,
+                    (keys.leases(shard), keys.usage(shard)),
+                    (self._offset_ms, keys.prefix(shard), _EXPIRIES_PER_CALL, self._tombstone_ms),
+                )
+                for shard in shards
+            }
+            replies = dict(zip(calls, await asyncio.gather(*calls.values()), strict=True))
+            for reply in replies.values():
+                settled += len(reply) - 1
+                for request_id in reply[1:]:
+                    log.warning("request %s was settled as abandoned: its lease ran out", request_id.decode())
+            shards = [shard for shard, reply in replies.items() if reply[0] >= _EXPIRIES_PER_CALL]
+        return settled
+
+    async def counters(self, tenant_id: UUID) -> Counters:
+        """What Redis counts for a tenant now."""
+        shard = shard_of(tenant_id)
+        seconds, micros = await self._redis.command("TIME")
+        now = int(seconds) * 1000 + int(micros) // 1000 + self._offset_ms
+        money, live, window = await asyncio.gather(
+            self._redis.command("HMGET", keys.tenant(shard, tenant_id), "spent", "reserved"),
+            self._redis.command("ZCOUNT", keys.live(shard, tenant_id), f"({now}", "+inf"),
+            self._redis.command("HGET", keys.window(shard, tenant_id), "n"),
+        )
+        spent, reserved = (None if amount is None else int(amount) for amount in money)
+        return Counters(spent, reserved, live, int(window or 0))
+
+    # Keeping leases, and bringing back what Redis lost
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._settlements.run())
+            tasks.create_task(self._repeat(self._heartbeat, self._renewal_s, self._beat))
+            tasks.create_task(self._repeat(self._sweep, self._renewal_s / 2, asyncio.Event()))
+
+    async def _repeat(self, work: Callable[[], Awaitable[object]], interval_s: float, early: asyncio.Event) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(early.wait(), interval_s)
+            early.clear()
+            try:
+                await work()
+            except RedisUnavailable as fault:
+                log.warning("%s: %s", work.__name__.strip("_"), fault)
+            except Exception:
+                # Whatever it is, leases must go on being kept.
+                log.exception("%s failed; it goes on", work.__name__.strip("_"))
+
+    def _connected(self) -> None:
+        self._times_connected += 1
+        self._beat.set()
+        if self._times_connected > 1:
+            # Redis may have restarted without its last second. Others reconnect too: let them renew before sweeping.
+            self._sweep_from = self._clock.monotonic() + 2 * self._renewal_s
+            self._settlements.resend()
+        self._settlements.retry_now()
+
+    async def _sweep(self) -> None:
+        if self._clock.monotonic() >= self._sweep_from:
+            await self.expire_leases()
+
+    async def _heartbeat(self) -> None:
+        """Renew all leases of this gateway and write its checkpoints; notice shards that lost them."""
+        shards: dict[str, list[Ticket]] = {shard: [] for shard in self._settlements.recent_shards()}
+        for ticket in self._live.values():
+            shards.setdefault(ticket.principal.shard, []).append(ticket)
+        await asyncio.gather(*(self._renew(shard, tickets) for shard, tickets in shards.items()))
+
+    async def _renew(self, shard: str, tickets: list[Ticket]) -> None:
+        for at in range(0, max(1, len(tickets)), _RENEWALS_PER_CALL):
+            batch = tickets[at : at + _RENEWALS_PER_CALL]
+            arguments: list[Argument] = [self._offset_ms, self._lease_ms, keys.prefix(shard)]
+            kept = []
+            for ticket in batch:
+                unsaved = ticket.unsaved()
+                event, charged = (b"", 0)
+                if unsaved is not None:
+                    kept.append(partial(ticket.saved, unsaved[0]))
+                    event, charged = encode(unsaved[1]), unsaved[1].charged_nano_usd
+                arguments += (str(ticket.request_id), str(ticket.principal.tenant_id), event, charged)
+            reply = await self._redis.run(RENEW, (keys.epoch(shard), keys.leases(shard)), arguments)
+            for saved in kept:
+                saved()
+            missing = {UUID(request_id.decode()) for request_id in reply[1:]}
+            await self._restore([ticket for ticket in batch if ticket.request_id in missing])
+            await self._note_epoch(shard, reply[0])
+
+    async def _restore(self, tickets: Collection[Ticket]) -> None:
+        calls = []
+        for ticket in tickets:
+            if ticket.request_id not in self._live:
+                continue
+            event, principal = ticket.abandoned(), ticket.principal
+            shard = principal.shard
+            script_keys = (
+                keys.tenant(shard, principal.tenant_id),
+                keys.live(shard, principal.tenant_id),
+                keys.request(shard, ticket.request_id),
+                keys.leases(shard),
+            )
+            calls.append(
+                self._redis.run(
+                    RESTORE,
+                    script_keys,
+                    (
+                        self._offset_ms,
+                        self._lease_ms,
+                        str(ticket.request_id),
+                        str(principal.tenant_id),
+                        _ms(ticket.admitted_at),
+                        ticket.bound_nano_usd,
+                        ticket.period,
+                        event.charged_nano_usd,
+                        encode(event),
+                    ),
+                )
+            )
+        if calls:
+            log.warning("Redis lost %d running requests; they are put back", len(calls))
+            await asyncio.gather(*calls)
+
+    async def _learn_epochs(self) -> None:
+        epochs = await asyncio.gather(*(self._redis.command("GET", keys.epoch(shard)) for shard in keys.ALL_SHARDS))
+        if not any(epochs):
+            # Never used: no other gateway can hold anything, so there is nothing to wait for.
+            await asyncio.gather(*(self._open(shard, 0) for shard in keys.ALL_SHARDS))
+        else:
+            self._epochs = {shard: epoch for shard, epoch in zip(keys.ALL_SHARDS, epochs, strict=True) if epoch}
+
+    async def _open(self, shard: str, wait_ms: int) -> None:
+        self._epochs[shard], _ = await self._redis.run(OPEN, (keys.epoch(shard),), (self._offset_ms, wait_ms))
+
+    async def _note_epoch(self, shard: str, epoch: bytes) -> None:
+        if not epoch:
+            await self._reopen(shard)
+        elif self._epochs.setdefault(shard, epoch) != epoch:
+            self._epochs[shard] = epoch
+            self._settlements.resend(shard)
+
+    async def _reopen(self, shard: str) -> None:
+        """The shard was emptied: bring back what this gateway holds, and let the others do so before it admits."""
+        log.warning("the shard %s of Redis is empty; it is being restored", shard)
+        await self._open(shard, self._opening_ms)
+        self._settlements.resend(shard)
+        await self._restore([ticket for ticket in self._live.values() if ticket.principal.shard == shard])
+
+    async def _rebuild(self, principal: Principal, period: Period) -> None:
+        """Begin the tenant's budget period in Redis; callers at the same time share one reading of the ledger."""
+        running = self._rebuilding.get(principal.tenant_id)
+        if running is not None:
+            await asyncio.shield(running)
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._rebuilding[principal.tenant_id] = done
+        try:
+            await rebuild_budget(
+                self._redis,
+                principal.tenant_id,
+                period,
+                self._spent,
+                offset_ms=self._offset_ms,
+                tenant_life_ms=_TENANT_LIFE_MS,
+            )
+        finally:
+            # Those who waited ask Redis again: it knows whether this has succeeded.
+            del self._rebuilding[principal.tenant_id]
+            done.set_result(None)
+
+
+def _blank(request_id: UUID, principal: Principal, draft: Draft, bound: int) -> UsageEvent:
+    return UsageEvent(
+        request_id=request_id,
+        admitted_at=_NEVER,
+        tenant_id=principal.tenant_id,
+        key_id=principal.key_id,
+        route=draft.route,
+        status="abandoned",
+        prompt_tokens=0,
+        completion_tokens=0,
+        charged_nano_usd=0,
+        cost_nano_usd=0,
+        price_id=draft.price.id if draft.price else None,
+        streamed=draft.streamed,
+        client_request_id=draft.client_request_id,
+    )
+
+
+def _ms(at: datetime) -> int:
+    return (at - _NEVER) // timedelta(milliseconds=1)
+
+
+def _time(ms: int) -> datetime:
+    return _NEVER + timedelta(milliseconds=ms)

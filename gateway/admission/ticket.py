@@ -1,0 +1,177 @@
+"""What an admitted request holds: its reservation, its meter so far, and the right to be settled once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from gateway.billing.usage import Price, Status, TokenUsage, UsageEvent
+from gateway.clock import Clock
+from gateway.tenants.principal import Principal
+
+_encoder = msgspec.json.Encoder()
+_NO_USAGE = TokenUsage()
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is known of a request's ledger row before it runs."""
+
+    route: str
+    price: Price | None
+    """The price in force; None: unpriced, served by the route's policy and charged nothing."""
+    streamed: bool = False
+    client_request_id: str | None = None
+
+
+def charge(status: Status, usage: TokenUsage, price: Price | None) -> tuple[int, int]:
+    """What the tenant is charged and what it cost, in nano-USD.
+
+    A failed request is charged only if some of its answer was relayed.
+    """
+    cost = price.amount(usage) if price is not None else 0
+    charged = 0 if status == "failed" and usage.completion_tokens == 0 else cost
+    return charged, cost
+
+
+class Ticket:
+    """One admitted request. It must be settled; if its gateway dies first, the janitor settles it as abandoned."""
+
+    def __init__(
+        self,
+        *,
+        request_id: UUID,
+        principal: Principal,
+        draft: Draft,
+        admitted_at: datetime,
+        bound_nano_usd: int,
+        period: str,
+        headers: dict[str, str],
+        clock: Clock,
+        submit: Callable[[Ticket, UsageEvent, bool], asyncio.Future[None]],
+    ) -> None:
+        self.request_id = request_id
+        self.principal = principal
+        self.draft = draft
+        self.admitted_at = admitted_at
+        """Redis' time of the admission, in UTC. It decides window, budget period, price, row and report."""
+        self.bound_nano_usd = bound_nano_usd
+        self.period = period
+        """Name of the budget period that the bound is reserved in; empty without a budget."""
+        self.headers = headers
+        """``x-ratelimit-*`` for the answer; empty without a limit on requests."""
+        self.event: UsageEvent | None = None
+        """The settled row, once ``settle`` was called."""
+        self._clock = clock
+        self._submit = submit
+        self._begun = clock.monotonic()
+        self._usage = _NO_USAGE
+        self._backend: str | None = None
+        self._kept: TokenUsage | None = _NO_USAGE
+        self._written: asyncio.Future[None] | None = None
+
+    def checkpoint(self, usage: TokenUsage, backend: str | None) -> None:
+        """Remember running totals; the next heartbeat writes them to Redis. Cheap, to be called for each chunk."""
+        self._usage = usage
+        self._backend = backend
+
+    def settle(
+        self,
+        status: Status,
+        usage: TokenUsage | None = None,
+        *,
+        backend: str | None = None,
+        attempts: int = 1,
+        error_code: str | None = None,
+        first_token_ms: int | None = None,
+    ) -> None:
+        """End the request: frees its slot, returns its reservation, charges it. Later calls are ignored.
+
+        ``usage``: final totals; the last checkpoint if None. ``attempts``: backends tried; a failed request that
+        reached none is given back to the tenant's requests per minute. The write runs in tasks of Admission, out of
+        reach of the caller's cancellation, and is repeated until Redis has taken it.
+        """
+        if self.event is not None:
+            return
+        if usage is not None:
+            self._usage = usage
+        if backend is not None:
+            self._backend = backend
+        total_ms = round((self._clock.monotonic() - self._begun) * 1000)
+        self.event = self._row(
+            status, attempts=attempts, error_code=error_code, first_token_ms=first_token_ms, total_ms=total_ms
+        )
+        self._written = self._submit(self, self.event, status == "failed" and attempts == 0)
+
+    async def settled(self) -> None:
+        """Wait until the settlement is written, or Redis could not take it and it is being retried."""
+        if self._written is not None:
+            await asyncio.shield(self._written)
+
+    @property
+    def charged_nano_usd(self) -> int:
+        """What the tenant is charged: final once settled, until then what the last checkpoint comes to."""
+        return self.event.charged_nano_usd if self.event else charge("abandoned", self._usage, self.draft.price)[0]
+
+    def unsaved(self) -> tuple[TokenUsage, UsageEvent] | None:
+        """The last checkpoint and the row that the janitor should write from it; None if Redis has it already."""
+        return None if self._usage is self._kept else (self._usage, self.abandoned())
+
+    def saved(self, usage: TokenUsage) -> None:
+        """Redis has the checkpoint ``usage``."""
+        self._kept = usage
+
+    def abandoned(self) -> UsageEvent:
+        """The row as it would be if this gateway died now."""
+        return self._row("abandoned", attempts=1 if self._backend else 0)
+
+    def _row(
+        self,
+        status: Status,
+        *,
+        attempts: int,
+        error_code: str | None = None,
+        first_token_ms: int | None = None,
+        total_ms: int | None = None,
+    ) -> UsageEvent:
+        charged, cost = charge(status, self._usage, self.draft.price)
+        return UsageEvent(
+            request_id=self.request_id,
+            admitted_at=self.admitted_at,
+            tenant_id=self.principal.tenant_id,
+            key_id=self.principal.key_id,
+            route=self.draft.route,
+            status=status,
+            prompt_tokens=self._usage.prompt_tokens,
+            completion_tokens=self._usage.completion_tokens,
+            cached_tokens=self._usage.cached_tokens,
+            usage_source=self._usage.source,
+            charged_nano_usd=charged,
+            cost_nano_usd=cost,
+            price_id=self.draft.price.id if self.draft.price else None,
+            over_bound=charged > self.bound_nano_usd,
+            streamed=self.draft.streamed,
+            backend=self._backend,
+            attempts=attempts,
+            error_code=error_code,
+            client_request_id=self.draft.client_request_id,
+            first_token_ms=first_token_ms,
+            total_ms=total_ms,
+        )
+
+
+def encode(event: UsageEvent) -> bytes:
+    return _encoder.encode(event)
+
+
+def encode_around(event: UsageEvent) -> tuple[bytes, bytes]:
+    """The event's JSON before and after ``admitted_at``, which Redis fills in."""
+    marker = _encoder.encode(event.admitted_at)[1:-1]
+    before, found, after = _encoder.encode(event).partition(b'"admitted_at":"' + marker)
+    assert found
+    return before + b'"admitted_at":"', after
