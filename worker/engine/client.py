@@ -132,14 +132,15 @@ class EngineClient:
                     await process.wait()
         for task in self._tasks:
             task.cancel()
-        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
+        results = await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
         self._sender.close(linger=0)
         self._receiver.close(linger=0)
         self._context.term()
         shutil.rmtree(self._directory, ignore_errors=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
 
     async def __aenter__(self) -> Self:
         return self
@@ -176,21 +177,20 @@ class EngineClient:
 
     async def _receive(self) -> None:
         """Hand on what the engine says, until its last words."""
-        while True:
+        while not self._dead.done():
             message = from_engine_decoder.decode(await self._receiver.recv())
             if isinstance(message, Failed):
                 self._die(message.message)
                 return
             if isinstance(message, Ready):
                 self._ready.set_result(message.info)
-                continue
-            self.stats = message.stats
-            for output in message.outputs:
-                if output.finish_reason is None:
+            elif not self._dead.done():  # else nobody is left to hear it
+                self.stats = message.stats
+                for output in message.outputs:
                     generation = self._open[output.request_id]
-                else:
-                    generation = self._open.pop(output.request_id)
-                generation._deliver(output)
+                    if output.finish_reason is not None:
+                        del self._open[output.request_id]
+                    generation._deliver(output)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Tell everyone when the process ends."""

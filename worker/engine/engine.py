@@ -30,6 +30,11 @@ class ModelRunner(Runner, Protocol):
     @property
     def eos_token_ids(self) -> Iterable[int]: ...
 
+    @property
+    def device(self) -> object:
+        """Where the model runs; its text is its name."""
+        ...
+
 
 class Engine:
     """Drives a runner with the scheduler's plans. One thread; nothing here waits for anything but the runner."""
@@ -52,7 +57,7 @@ class Engine:
             block_size=runner.block_size,
             vocab_size=runner.vocab_size,
             eos_token_ids=list(runner.eos_token_ids),
-            device=config.device,
+            device=str(runner.device),
         )
 
     @property
