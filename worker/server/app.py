@@ -1,0 +1,109 @@
+"""The worker's HTTP door: OpenAI's chat completions and models, and health."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+import structlog
+from litestar import Litestar, MediaType, Request, Response, Router, get, post
+from litestar.exceptions import HTTPException
+from litestar.types import ControllerRouterHandler
+
+from worker.protocol.chat import Model, ModelList
+from worker.protocol.errors import ApiError, model_not_found, overloaded, server_error
+from worker.server.completion import ChatService
+from worker.server.door import Door
+from worker.server.parameters import read_chat_parameters
+from worker.server.responder import KEEPALIVE_S, ChatResponder
+
+MAX_BODY_BYTES: Final = 32 * 1024 * 1024
+
+log = structlog.get_logger("penstock.worker")
+
+
+class Health(msgspec.Struct, frozen=True):
+    """``status``: ``ok``, ``draining`` or ``dead``; the numbers are the engine's after its latest step."""
+
+    status: str
+    model: str
+    running: int
+    waiting: int
+    kv_usage: float
+
+
+def create_app(
+    service: ChatService,
+    door: Door,
+    *,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    keepalive_s: float = KEEPALIVE_S,
+) -> Litestar:
+    """The ASGI application of one model."""
+    model = Model(id=service.model, created=int(time.time()), owned_by="penstock")
+
+    @post("/chat/completions")
+    async def chat_completions(request: Request[Any, Any, Any]) -> ChatResponder:
+        if door.draining:
+            raise overloaded("This worker is shutting down. Send the request again.")
+        call = door.call(request.headers)
+        parameters = read_chat_parameters(await request.body())
+        return ChatResponder(service, parameters, call, door, keepalive_s=keepalive_s)
+
+    @get("/models", sync_to_thread=False)
+    def models() -> ModelList:
+        return ModelList(data=[model])
+
+    @get("/models/{name:path}", sync_to_thread=False)
+    def one_model(name: str) -> Model:
+        if name.removeprefix("/") != model.id:
+            raise model_not_found(name.removeprefix("/"))
+        return model
+
+    @get("/health", sync_to_thread=False)
+    def health() -> Response[Health]:
+        stats = service.engine.stats
+        status = "dead" if service.engine.dead else "draining" if door.draining else "ok"
+        report = Health(status, service.model, stats.running, stats.waiting, round(stats.kv_usage, 4))
+        return Response(report, status_code=200 if status == "ok" else 503)
+
+    doors: list[ControllerRouterHandler] = [
+        Router("/v1", guards=[door.guard], route_handlers=[chat_completions, models, one_model]),
+        health,
+    ]
+    return Litestar(
+        doors,
+        openapi_config=None,
+        logging_config=None,
+        request_max_body_size=max_body_bytes,
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error(max_body_bytes), Exception: _unexpected},
+    )
+
+
+def _api_error(_: Request[Any, Any, Any], fault: ApiError) -> Response[bytes]:
+    return Response(fault.encode(), status_code=fault.status, headers=fault.headers, media_type=MediaType.JSON)
+
+
+def _http_error(max_body_bytes: int) -> Callable[[Request[Any, Any, Any], HTTPException], Response[bytes]]:
+    def handle(request: Request[Any, Any, Any], fault: HTTPException) -> Response[bytes]:
+        """Litestar's own refusals, in OpenAI's shape."""
+        path = request.scope["path"]
+        if fault.status_code == 404:
+            error = ApiError(404, f"There is nothing at {path}.", code="not_found")
+        elif fault.status_code == 405:
+            error = ApiError(405, f"{path} does not take {request.method}.", code="method_not_allowed")
+        elif fault.status_code == 413:
+            error = ApiError(413, f"The body is over {max_body_bytes} bytes.", code="body_too_large")
+        else:
+            error = ApiError(fault.status_code, str(fault.detail))
+        error.headers.update(fault.headers or {})
+        return _api_error(request, error)
+
+    return handle
+
+
+def _unexpected(request: Request[Any, Any, Any], fault: Exception) -> Response[bytes]:
+    log.error("request failed", path=request.scope["path"], exc_info=fault)
+    return _api_error(request, server_error("The worker failed on this request. Its log has the details."))

@@ -1,0 +1,58 @@
+"""uvicorn, run by us: our socket, our signals, our end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any, Final
+
+import uvicorn
+
+_LAST_ANSWERS_S: Final = 2
+"""How long, once told to stop, answers in flight get to end; then their connections are cut."""
+
+
+class HttpServer:
+    """Serves one ASGI application on one socket."""
+
+    def __init__(self, app: Any) -> None:
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=_LAST_ANSWERS_S,
+        )
+        self._server = _Server(config)
+
+    async def serve(self, bound: socket.socket) -> None:
+        """Listen on ``bound`` until ``stop``; closes it."""
+        await self._server.serve(sockets=[bound])
+
+    async def wait_started(self) -> None:
+        """Return once connections are accepted."""
+        await self._server.listening.wait()
+
+    def stop(self) -> None:
+        """Take no more connections, let answers in flight end for a moment, then return from ``serve``."""
+        self._server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals mean draining first, which is not uvicorn's to do."""
+        yield

@@ -1,0 +1,201 @@
+"""The life of a worker process: engine and door start together, serve, drain and end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+import structlog
+from jinja2 import TemplateSyntaxError
+
+from worker.engine.client import EngineClient
+from worker.engine.config import EngineConfig
+from worker.protocol.fleet import WorkerRecord
+from worker.server.chat_template import ChatTemplate
+from worker.server.tokenizer import Tokenizer, UnsupportedTokenizer
+from worker.weights.gguf import GGUFError, GGUFFile
+
+log = structlog.get_logger("penstock.worker")
+
+
+class ServeError(Exception):
+    """The worker can't serve; the message says why and what to do."""
+
+
+class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    engine: EngineConfig
+    served_name: str
+    host: str = "127.0.0.1"
+    port: int = 8100
+    """0: any free port."""
+    fleet_token: str | None = None
+    gateway_url: str | None = None
+    pool: str | None = None
+    advertise_url: str | None = None
+    """Where the gateway reaches this worker; None: the address it listens on."""
+    worker_id: str = ""
+    drain_s: float = 8.0
+    """On SIGTERM, how long running answers may go on."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` can be reached from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to the address; connections are refused until the worker is ready. Raises ServeError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as fault:
+        bound.close()
+        raise ServeError(f"Can't listen on {host}:{port}: {fault.strerror}. Choose another with --port.") from fault
+    return bound
+
+
+def url_of(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def load_text_side(model_path: str) -> tuple[Tokenizer, ChatTemplate]:
+    """The tokenizer and the chat template of a GGUF file. Raises ServeError."""
+    try:
+        metadata = GGUFFile(Path(model_path)).metadata
+        tokenizer = Tokenizer.from_gguf(metadata)
+        return tokenizer, ChatTemplate(metadata["tokenizer.chat_template"], tokenizer)
+    except KeyError as missing:
+        raise ServeError(f"{model_path} can't serve chats: it has no metadata {missing}.") from missing
+    except (OSError, GGUFError, UnsupportedTokenizer, TemplateSyntaxError) as fault:
+        raise ServeError(f"{model_path} can't be served: {fault}") from fault
+
+
+async def serve(options: ServeOptions, began: float) -> bool:
+    """Serve until told to stop by SIGTERM or SIGINT (True), or until the engine is dead (False).
+
+    ``began``: ``time.monotonic()`` at the start of the process. Raises ServeError, EngineDead.
+    """
+    stop = asyncio.Event()
+    with listen(options.host, options.port) as bound, _signals(stop):
+        engine_starting = asyncio.ensure_future(EngineClient.start(options.engine))
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            # The engine process takes the longest: everything else is loaded beside it.
+            tokenizer, template = await asyncio.to_thread(load_text_side, options.engine.model_path)
+            await asyncio.to_thread(import_module, "worker.server.app")
+            await asyncio.wait({engine_starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not engine_starting.done():
+                return True
+            engine = engine_starting.result()
+        finally:
+            engine_starting.cancel()
+            stopping.cancel()
+            await asyncio.gather(engine_starting, stopping, return_exceptions=True)
+        try:
+            return await _serve(options, bound, engine, tokenizer, template, stop, began)
+        finally:
+            await engine.close()
+
+
+async def _serve(
+    options: ServeOptions,
+    bound: socket.socket,
+    engine: EngineClient,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    stop: asyncio.Event,
+    began: float,
+) -> bool:
+    # Here and not above: the web framework is loaded while the engine process starts.
+    from worker.server.app import create_app
+    from worker.server.completion import ChatService
+    from worker.server.door import Door
+    from worker.server.http import HttpServer
+    from worker.server.registration import Registration
+
+    url = url_of(bound)
+    door = Door(options.fleet_token, token_required=not is_loopback(options.host))
+    server = HttpServer(create_app(ChatService(engine, tokenizer, template, options.served_name), door))
+    registration: Registration | None = None
+    if options.gateway_url and options.fleet_token:
+        registration = Registration(
+            options.gateway_url, options.fleet_token, lambda: _record(options, url, engine, door.draining)
+        )
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(server.serve(bound))
+        dying = tasks.create_task(engine.wait_dead())
+        stopping = tasks.create_task(stop.wait())
+        await server.wait_started()
+        log.info(
+            "ready",
+            url=url,
+            model=options.served_name,
+            device=engine.info.device,
+            context=engine.info.max_model_len,
+            seconds=round(time.monotonic() - began, 1),
+        )
+        beating = tasks.create_task(registration.run()) if registration is not None else None
+        await asyncio.wait({serving, dying, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopped = engine.dead is None
+        door.draining = True
+        if registration is not None and beating is not None:
+            beating.cancel()
+            await asyncio.wait({beating})
+            await registration.withdraw()
+        if stopped:
+            log.info("draining", open_requests=engine.open_requests, limit_s=options.drain_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(door.wait_idle(), options.drain_s)
+            # What still runs is told that it ends here.
+            await engine.close()
+        else:
+            log.error("engine dead", reason=engine.dead)
+        server.stop()
+        stopping.cancel()
+    return stopped
+
+
+def _record(options: ServeOptions, url: str, engine: EngineClient, draining: bool) -> WorkerRecord:
+    assert options.pool is not None
+    return WorkerRecord(
+        worker_id=options.worker_id,
+        pool=options.pool,
+        base_url=options.advertise_url or url,
+        model=options.served_name,
+        context_length=engine.info.max_model_len,
+        running=engine.stats.running,
+        waiting=engine.stats.waiting,
+        kv_usage=engine.stats.kv_usage,
+        draining=draining,
+        version=version("penstock"),
+    )
+
+
+@contextlib.contextmanager
+def _signals(stop: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
