@@ -8,7 +8,8 @@ from zoneinfo import ZoneInfo
 
 from gateway.tenants.principal import Budget, BudgetPeriod
 
-_EVER = (datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC))
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EVER = (EPOCH, datetime(9999, 12, 31, tzinfo=UTC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +50,12 @@ def _days(kind: BudgetPeriod, day: date) -> tuple[date, date]:
 def _midnight(day: date, zone: ZoneInfo) -> datetime:
     # fold=0: the first of two equal times; within a gap the offset before it, which gives the moment of the change.
     return datetime(day.year, day.month, day.day, tzinfo=zone).astimezone(UTC)
+
+
+def to_ms(at: datetime) -> int:
+    """Milliseconds since 1970, as Redis' scripts count time."""
+    return (at - EPOCH) // timedelta(milliseconds=1)
+
+
+def from_ms(ms: int) -> datetime:
+    return EPOCH + timedelta(milliseconds=ms)

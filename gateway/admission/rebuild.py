@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
 import msgspec
 
 from gateway.admission import keys
-from gateway.admission.periods import Period
+from gateway.admission.periods import Period, to_ms
 from gateway.admission.redis import PipelinedRedis, RedisUnavailable, load_script
 from gateway.billing.usage import UsageEvent
 from gateway.tenants.principal import shard_of
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 REBUILD = load_script("rebuild")
 MAX_AMOUNT = 2**53 - 1
 """Largest amount in nano-USD that Redis' Lua counts exactly; about nine million dollars."""
@@ -39,7 +38,6 @@ async def rebuild_budget(
     period: Period,
     spent: SpentInLedger,
     *,
-    offset_ms: int,
     tenant_life_ms: int,
 ) -> None:
     """Begin ``period`` for the tenant in Redis. Raises RedisUnavailable, and what ``spent`` raises.
@@ -59,12 +57,12 @@ async def rebuild_budget(
             REBUILD,
             (tenant, keys.live(shard, tenant_id)),
             (
-                offset_ms,
+                redis.time_offset_ms,
                 keys.prefix(shard),
                 settlements,
                 period.kind,
-                (period.start - _EPOCH) // timedelta(milliseconds=1),
-                (period.end - _EPOCH) // timedelta(milliseconds=1),
+                to_ms(period.start),
+                to_ms(period.end),
                 total,
                 tenant_life_ms,
             ),

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from functools import partial
+from datetime import datetime
 from typing import Any, cast
 from uuid import UUID
 
 from gateway.admission import keys
 from gateway.admission.errors import Reason, Refused, Stale, rate_headers
-from gateway.admission.periods import Period, period_at
+from gateway.admission.leases import SCRIPTS as LEASE_SCRIPTS
+from gateway.admission.leases import Leases
+from gateway.admission.periods import EPOCH, Period, from_ms, period_at, to_ms
 from gateway.admission.rebuild import MAX_AMOUNT, REBUILD, SpentInLedger, rebuild_budget
 from gateway.admission.redis import Argument, PipelinedRedis, RedisUnavailable, load_script
 from gateway.admission.settlements import SETTLE, Settlement, Settlements
@@ -26,18 +27,11 @@ from gateway.tenants.principal import Budget, Principal, shard_of
 log = logging.getLogger(__name__)
 
 ADMIT = load_script("admit")
-RENEW = load_script("renew")
-EXPIRE = load_script("expire")
-RESTORE = load_script("restore")
-OPEN = load_script("open")
 ANNOUNCE = load_script("announce")
 
 _TENANT_LIFE_MS = 7 * 24 * 3600 * 1000
 _ATTEMPTS = 5
-_RENEWALS_PER_CALL = 100
-_EXPIRIES_PER_CALL = 100
 _CLOSE_LIMIT_S = 5.0
-_NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,35 +73,38 @@ class Admission:
         self._lease_ms = round(lease_s * 1000)
         self._renewal_s = renewal_s
         self._tombstone_ms = round(tombstone_s * 1000)
-        # Long enough for every gateway to notice an emptied shard by its heartbeat and to bring back what it holds.
-        self._opening_ms = round((renewal_s + timeout_s) * 1000)
         self._spent = spent
         self._redis = PipelinedRedis(
             redis_url,
             timeout_s=timeout_s,
-            scripts=(ADMIT, SETTLE, RENEW, EXPIRE, RESTORE, REBUILD, OPEN, ANNOUNCE),
+            scripts=(ADMIT, SETTLE, REBUILD, ANNOUNCE, *LEASE_SCRIPTS),
             on_connected=self._connected,
             name="penstock-admission",
         )
         self._settlements = Settlements(self._redis, clock, limit=max_unsettled)
-        self._live: dict[UUID, Ticket] = {}
-        self._epochs: dict[str, bytes] = {}
+        self._leases = Leases(
+            self._redis,
+            self._settlements,
+            lease_ms=self._lease_ms,
+            tombstone_ms=self._tombstone_ms,
+            # Long enough for every gateway to notice an emptied shard by its heartbeat and to bring back what it holds.
+            opening_ms=round((renewal_s + timeout_s) * 1000),
+        )
         self._periods: dict[Budget, Period] = {}
         self._rebuilding: dict[UUID, asyncio.Future[None]] = {}
         self._beat = asyncio.Event()
         self._times_connected = 0
         self._sweep_from = 0.0
         self._runner: asyncio.Task[None] | None = None
-        self._offset_ms = 0
-        """Added to Redis' time in the scripts. Only tests set it."""
 
     async def start(self) -> None:
         """Connect, open the shards of a Redis never used, and begin heartbeats. Redis may be away: it is awaited."""
         try:
-            await self._learn_epochs()
+            await self._leases.learn_epochs()
         except RedisUnavailable as fault:
             log.warning("Redis is away at start, requests are refused until it is back: %s", fault)
         self._runner = asyncio.get_running_loop().create_task(self._run(), name="admission")
+        self._runner.add_done_callback(_report_end)
 
     async def close(self) -> None:
         """Wait, but not for long, until pending settlements have landed; then stop. Open requests expire by lease."""
@@ -148,9 +145,9 @@ class Admission:
             if answer == b"OPENING":
                 raise RedisUnavailable("Redis lost its data and is being restored", retry_after_s=reply[1] / 1000)
             if answer == b"STALE_PERIOD":
-                now = _time(reply[1])
+                now = from_ms(reply[1])
             elif answer == b"NEED_REBUILD" and reply[1] == b"epoch":
-                await self._reopen(principal.shard)
+                await self._leases.reopen(principal.shard)
             elif answer == b"NEED_REBUILD" and period is not None:
                 await self._rebuild(principal, period)
             else:
@@ -164,7 +161,7 @@ class Admission:
         before, after = encode_around(_blank(request_id, principal, draft, bound))
         budget: tuple[Argument, ...] = ("", "", "", "")
         if limits.budget is not None and period is not None:
-            budget = (limits.budget.amount, period.kind, _ms(period.start), _ms(period.end))
+            budget = (limits.budget.amount, period.kind, to_ms(period.start), to_ms(period.end))
         asked = self._redis.run(
             ADMIT,
             (
@@ -177,7 +174,7 @@ class Admission:
                 keys.refusals(shard),
             ),
             (
-                self._offset_ms,
+                self._redis.time_offset_ms,
                 self._lease_ms,
                 str(request_id),
                 str(tenant_id),
@@ -205,14 +202,14 @@ class Admission:
             request_id=request_id,
             principal=principal,
             draft=draft,
-            admitted_at=_time(now),
+            admitted_at=from_ms(now),
             bound_nano_usd=bound,
             period=period.decode(),
             headers=rate_headers(principal.limits.requests_per_minute, remaining, reset_ms),
             clock=self._clock,
             submit=self._settle,
         )
-        self._live[request_id] = ticket
+        self._leases.add(ticket)
         return ticket
 
     def _refused(self, principal: Principal, reply: list[Any]) -> Refused:
@@ -241,7 +238,7 @@ class Admission:
     # Settling
 
     def _settle(self, ticket: Ticket, event: UsageEvent, refund: bool) -> asyncio.Future[None]:
-        self._live.pop(ticket.request_id, None)
+        self._leases.remove(ticket.request_id)
         return self._submit(
             ticket.request_id, ticket.principal, ticket.period, event.charged_nano_usd, encode(event), refund
         )
@@ -271,30 +268,13 @@ class Admission:
 
     async def expire_leases(self) -> int:
         """The janitor's sweep over all shards: settles requests whose gateway fell silent. Returns how many."""
-        shards: Iterable[str] = keys.ALL_SHARDS
-        settled = 0
-        while shards:
-            calls = {
-                shard: self._redis.run(
-                    EXPIRE,
-                    (keys.leases(shard), keys.usage(shard)),
-                    (self._offset_ms, keys.prefix(shard), _EXPIRIES_PER_CALL, self._tombstone_ms),
-                )
-                for shard in shards
-            }
-            replies = dict(zip(calls, await asyncio.gather(*calls.values()), strict=True))
-            for reply in replies.values():
-                settled += len(reply) - 1
-                for request_id in reply[1:]:
-                    log.warning("request %s was settled as abandoned: its lease ran out", request_id.decode())
-            shards = [shard for shard, reply in replies.items() if reply[0] >= _EXPIRIES_PER_CALL]
-        return settled
+        return await self._leases.expire()
 
     async def counters(self, tenant_id: UUID) -> Counters:
         """What Redis counts for a tenant now."""
         shard = shard_of(tenant_id)
         seconds, micros = await self._redis.command("TIME")
-        now = int(seconds) * 1000 + int(micros) // 1000 + self._offset_ms
+        now = int(seconds) * 1000 + int(micros) // 1000 + self._redis.time_offset_ms
         money, live, window = await asyncio.gather(
             self._redis.command("HMGET", keys.tenant(shard, tenant_id), "spent", "reserved"),
             self._redis.command("ZCOUNT", keys.live(shard, tenant_id), f"({now}", "+inf"),
@@ -308,7 +288,7 @@ class Admission:
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._settlements.run())
-            tasks.create_task(self._repeat(self._heartbeat, self._renewal_s, self._beat))
+            tasks.create_task(self._repeat(self._leases.renew, self._renewal_s, self._beat))
             tasks.create_task(self._repeat(self._sweep, self._renewal_s / 2, asyncio.Event()))
 
     async def _repeat(self, work: Callable[[], Awaitable[object]], interval_s: float, early: asyncio.Event) -> None:
@@ -337,91 +317,6 @@ class Admission:
         if self._clock.monotonic() >= self._sweep_from:
             await self.expire_leases()
 
-    async def _heartbeat(self) -> None:
-        """Renew all leases of this gateway and write its checkpoints; notice shards that lost them."""
-        shards: dict[str, list[Ticket]] = {shard: [] for shard in self._settlements.recent_shards()}
-        for ticket in self._live.values():
-            shards.setdefault(ticket.principal.shard, []).append(ticket)
-        await asyncio.gather(*(self._renew(shard, tickets) for shard, tickets in shards.items()))
-
-    async def _renew(self, shard: str, tickets: list[Ticket]) -> None:
-        for at in range(0, max(1, len(tickets)), _RENEWALS_PER_CALL):
-            batch = tickets[at : at + _RENEWALS_PER_CALL]
-            arguments: list[Argument] = [self._offset_ms, self._lease_ms, keys.prefix(shard)]
-            kept = []
-            for ticket in batch:
-                unsaved = ticket.unsaved()
-                event, charged = (b"", 0)
-                if unsaved is not None:
-                    kept.append(partial(ticket.saved, unsaved[0]))
-                    event, charged = encode(unsaved[1]), unsaved[1].charged_nano_usd
-                arguments += (str(ticket.request_id), str(ticket.principal.tenant_id), event, charged)
-            reply = await self._redis.run(RENEW, (keys.epoch(shard), keys.leases(shard)), arguments)
-            for saved in kept:
-                saved()
-            missing = {UUID(request_id.decode()) for request_id in reply[1:]}
-            await self._restore([ticket for ticket in batch if ticket.request_id in missing])
-            await self._note_epoch(shard, reply[0])
-
-    async def _restore(self, tickets: Collection[Ticket]) -> None:
-        calls = []
-        for ticket in tickets:
-            if ticket.request_id not in self._live:
-                continue
-            event, principal = ticket.abandoned(), ticket.principal
-            shard = principal.shard
-            script_keys = (
-                keys.tenant(shard, principal.tenant_id),
-                keys.live(shard, principal.tenant_id),
-                keys.request(shard, ticket.request_id),
-                keys.leases(shard),
-            )
-            calls.append(
-                self._redis.run(
-                    RESTORE,
-                    script_keys,
-                    (
-                        self._offset_ms,
-                        self._lease_ms,
-                        str(ticket.request_id),
-                        str(principal.tenant_id),
-                        _ms(ticket.admitted_at),
-                        ticket.bound_nano_usd,
-                        ticket.period,
-                        event.charged_nano_usd,
-                        encode(event),
-                    ),
-                )
-            )
-        if calls:
-            log.warning("Redis lost %d running requests; they are put back", len(calls))
-            await asyncio.gather(*calls)
-
-    async def _learn_epochs(self) -> None:
-        epochs = await asyncio.gather(*(self._redis.command("GET", keys.epoch(shard)) for shard in keys.ALL_SHARDS))
-        if not any(epochs):
-            # Never used: no other gateway can hold anything, so there is nothing to wait for.
-            await asyncio.gather(*(self._open(shard, 0) for shard in keys.ALL_SHARDS))
-        else:
-            self._epochs = {shard: epoch for shard, epoch in zip(keys.ALL_SHARDS, epochs, strict=True) if epoch}
-
-    async def _open(self, shard: str, wait_ms: int) -> None:
-        self._epochs[shard], _ = await self._redis.run(OPEN, (keys.epoch(shard),), (self._offset_ms, wait_ms))
-
-    async def _note_epoch(self, shard: str, epoch: bytes) -> None:
-        if not epoch:
-            await self._reopen(shard)
-        elif self._epochs.setdefault(shard, epoch) != epoch:
-            self._epochs[shard] = epoch
-            self._settlements.resend(shard)
-
-    async def _reopen(self, shard: str) -> None:
-        """The shard was emptied: bring back what this gateway holds, and let the others do so before it admits."""
-        log.warning("the shard %s of Redis is empty; it is being restored", shard)
-        await self._open(shard, self._opening_ms)
-        self._settlements.resend(shard)
-        await self._restore([ticket for ticket in self._live.values() if ticket.principal.shard == shard])
-
     async def _rebuild(self, principal: Principal, period: Period) -> None:
         """Begin the tenant's budget period in Redis; callers at the same time share one reading of the ledger."""
         running = self._rebuilding.get(principal.tenant_id)
@@ -436,7 +331,6 @@ class Admission:
                 principal.tenant_id,
                 period,
                 self._spent,
-                offset_ms=self._offset_ms,
                 tenant_life_ms=_TENANT_LIFE_MS,
             )
         finally:
@@ -448,7 +342,7 @@ class Admission:
 def _blank(request_id: UUID, principal: Principal, draft: Draft, bound: int) -> UsageEvent:
     return UsageEvent(
         request_id=request_id,
-        admitted_at=_NEVER,
+        admitted_at=EPOCH,
         tenant_id=principal.tenant_id,
         key_id=principal.key_id,
         route=draft.route,
@@ -463,9 +357,6 @@ def _blank(request_id: UUID, principal: Principal, draft: Draft, bound: int) -> 
     )
 
 
-def _ms(at: datetime) -> int:
-    return (at - _NEVER) // timedelta(milliseconds=1)
-
-
-def _time(ms: int) -> datetime:
-    return _NEVER + timedelta(milliseconds=ms)
+def _report_end(runner: asyncio.Task[None]) -> None:
+    if not runner.cancelled() and (fault := runner.exception()) is not None:
+        log.critical("admission stopped keeping leases", exc_info=fault)
