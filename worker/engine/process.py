@@ -53,6 +53,7 @@ def run(directory: str, build: Callable[[EngineConfig], ModelRunner]) -> int:
         receiver.set_hwm(0)
 
         def send(message: FromEngine) -> None:
+            # Waits when the server is a thousand messages behind: the engine then pauses rather than fill memory.
             sender.send(encoder.encode(message))
 
         try:

@@ -15,7 +15,13 @@ from worker.engine.scheduler import Scheduler
 
 
 def request(
-    name: str, prompt: int | list[int] = 4, max_tokens: int = 4, *, priority: int = 0, seed: int = 0, stop: list[int] = []
+    name: str,
+    prompt: int | list[int] = 4,
+    max_tokens: int = 4,
+    *,
+    priority: int = 0,
+    seed: int = 0,
+    stop: tuple[int, ...] = (),
 ) -> EngineRequest:
     tokens = [(7 * i + seed) % 1000 for i in range(prompt)] if isinstance(prompt, int) else prompt
     return EngineRequest(
@@ -23,13 +29,18 @@ def request(
         prompt_token_ids=tokens,
         sampling=SamplingParams(seed=seed),
         max_tokens=max_tokens,
-        stop_token_ids=stop,
+        stop_token_ids=list(stop),
         priority=priority,
     )
 
 
 def scheduler(
-    num_blocks: int = 64, *, block_size: int = 4, max_batched_tokens: int = 16, max_running: int = 4, max_waiting: int = 8
+    num_blocks: int = 64,
+    *,
+    block_size: int = 4,
+    max_batched_tokens: int = 16,
+    max_running: int = 4,
+    max_waiting: int = 8,
 ) -> Scheduler:
     return Scheduler(num_blocks, block_size, max_batched_tokens, max_running, max_waiting)
 
@@ -209,10 +220,10 @@ def test_what_can_never_fit_is_refused_with_the_reason() -> None:
 
 def test_a_stop_token_ends_the_sequence_and_is_its_last_token() -> None:
     s = scheduler()
-    s.add(request("a", 4, 8, stop=[5, 6]))
+    s.add(request("a", 4, 8, stop=(5, 6)))
     run(s, s.schedule(), token=4)
     assert run(s, s.schedule(), token=6) == [EngineOutput("a", [6], "stop")]
-    s.add(request("b", 4, 1, stop=[6]))
+    s.add(request("b", 4, 1, stop=(6,)))
     assert run(s, s.schedule(), token=6) == [EngineOutput("b", [6], "stop")]
 
 
@@ -308,6 +319,7 @@ def test_whatever_comes_and_goes_every_request_gets_the_text_it_would_get_alone(
         assert held + pool.num_free == pool.capacity, "a block leaked"
         if not engine.has_work:
             assert pool.num_free == pool.capacity
+            assert set(runner.sequences) == set(engine._scheduler._retired), "the runner was not told of an end"
         step += 1
         assert step < 5000, "the engine makes no progress"
     for r in load["requests"]:
@@ -344,7 +356,7 @@ def test_the_toy_notices_a_wrong_block_table() -> None:
     """The property test above can fail: with two blocks of one plan swapped the text is another."""
 
     class Confused(ToyRunner):
-        def sample(self, handle):  # noqa: ANN001, ANN202
+        def sample(self, handle):
             for sequence in handle:
                 sequence.blocks[0], sequence.blocks[-1] = sequence.blocks[-1], sequence.blocks[0]
             return super().sample(handle)
