@@ -10,7 +10,7 @@ INSTALL := $(PYTHON) gateway/local/install.py
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint format types install clean
+.PHONY: help up test lint format types install lock clean
 .NOTPARALLEL:
 
 help: ## List the targets
@@ -22,7 +22,7 @@ help: ## List the targets
 	@echo "  PORT=8080           port of the gateway (make up)"
 	@echo "  HOST=127.0.0.1      address the gateway listens on (make up)"
 	@echo "  PYTHON=python3      the Python, 3.11 or newer, that .venv is made with"
-	@echo "  TORCH_INDEX=        package index for torch; PyTorch's CPU index saves several GB on a machine without a GPU"
+	@echo "  TORCH_INDEX=cpu     take torch from PyTorch's index for CPUs (saves GBs without a GPU), or from the index at a URL"
 	@echo "  ARGS=               more arguments for pytest (make test), such as ARGS='-k admission -x'"
 
 up: ## Install, then start Postgres, Redis, a worker and the gateway; Ctrl-C stops them all
@@ -49,6 +49,11 @@ format: ## Rewrite the sources in the house's style
 
 install: ## Install everything into .venv without starting anything
 	@$(INSTALL) worker local dev
+
+lock: ## Renew the pinned, hashed dependencies of the gateway's image
+	@$(INSTALL) worker local dev
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make lock" pyproject.toml -o deploy/gateway.lock
 
 clean: ## Remove .venv and caches; .penstock (your data) stays
 	rm -rf .venv .install.lock .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info

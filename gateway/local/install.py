@@ -4,7 +4,8 @@
 installed already and pyproject.toml has not changed since. It runs from the root of the checkout and uses the standard
 library alone.
 
-Environment: ``TORCH_INDEX``: a package index to take torch from, such as PyTorch's own for CPUs.
+Environment: ``TORCH_INDEX``: where to take torch from: the address of a package index, or a name that uv knows one of
+PyTorch's by, such as ``cpu``; empty: the index of all other packages.
 ``PIP_FIND_LINKS`` and ``PIP_INDEX_URL`` are obeyed as pip obeys them.
 """
 
@@ -87,17 +88,18 @@ def install(extras: set[str], torch_index: str) -> None:
             environment.setdefault(ours, os.environ[theirs])
     uv = [str(VENV / "bin" / "uv"), "pip", "install", "--python", str(VENV / "bin" / "python")]
     if torch_index and "worker" in extras:
-        run(*uv, "--default-index", torch_index, _torch_requirement(), environment=environment)
+        source = "--default-index" if "/" in torch_index else "--torch-backend"
+        run(*uv, source, torch_index, torch_requirement(Path("pyproject.toml")), environment=environment)
     run(*uv, "-e", f".[{','.join(sorted(extras))}]", environment=environment)
     if "local" in extras:
         run(*uv, "--no-deps", MODEL, environment=environment)
 
 
-def _torch_requirement() -> str:
-    import tomllib
+def torch_requirement(project: Path) -> str:
+    """The line of the ``worker`` extra that names torch."""
+    import tomllib  # not at the top: an older Python must get as far as being refused
 
-    with open("pyproject.toml", "rb") as file:
-        worker: list[str] = tomllib.load(file)["project"]["optional-dependencies"]["worker"]
+    worker: list[str] = tomllib.loads(project.read_text())["project"]["optional-dependencies"]["worker"]
     return next(requirement for requirement in worker if requirement.startswith("torch"))
 
 
