@@ -1,0 +1,36 @@
+"""The shape of a decoder-only model, whatever file it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    mlp_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    rope_base: float
+    norm_epsilon: float
+    eos_token_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_heads} query heads do not divide among {self.num_kv_heads} KV heads")
+        if self.head_dim % 2:
+            raise ValueError(f"a head of {self.head_dim} dimensions can't be rotated in pairs")
+
+    @property
+    def query_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of the keys; the values are as wide."""
+        return self.num_kv_heads * self.head_dim

@@ -1,0 +1,161 @@
+"""From a GGUF file to the engine's own names, layouts and quantised forms.
+
+Block formats: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from worker.model.config import DecoderConfig
+from worker.model.quantization import AffineInt, Weight, stack_rows
+from worker.model.weights import DecoderWeights, LayerWeights
+from worker.weights.gguf import GGMLType, GGUFError, GGUFFile, GGUFTensor
+
+
+def import_tensor(tensor: GGUFTensor) -> Weight:
+    """A tensor in an inner form, without loss: ``AffineInt`` for Q4_0, Q4_1 and Q8_0, else dense fp32.
+
+    Raises ``GGUFError`` for a type that has no inner form yet.
+    """
+    rows = tensor.data.shape[0]
+    match tensor.type:
+        case GGMLType.F32:
+            dense = tensor.data.view(np.float32).reshape(tensor.shape)
+            return torch.from_numpy(dense.copy())
+        case GGMLType.F16:
+            widened = tensor.data.view(np.float16).astype(np.float32)
+            return torch.from_numpy(widened.reshape(tensor.shape))
+        case GGMLType.BF16:
+            bits = tensor.data.view(np.uint16).astype(np.uint32) << 16
+            return torch.from_numpy(bits.view(np.float32).reshape(tensor.shape))
+        case GGMLType.Q8_0:
+            blocks = tensor.data.reshape(rows, -1, 34)
+            # Signed to unsigned with the zero moved to 128: flipping the top bit adds 128 modulo 256.
+            return AffineInt(
+                bits=8,
+                codes=torch.from_numpy((blocks[:, :, 2:] ^ 0x80).reshape(rows, -1)),
+                scale=_halves(blocks, 0),
+                zero_point=128,
+            )
+        case GGMLType.Q4_0:
+            blocks = tensor.data.reshape(rows, -1, 18)
+            return AffineInt(bits=4, codes=_pair_nibbles(blocks[:, :, 2:]), scale=_halves(blocks, 0), zero_point=8)
+        case GGMLType.Q4_1:
+            blocks = tensor.data.reshape(rows, -1, 20)
+            return AffineInt(
+                bits=4, codes=_pair_nibbles(blocks[:, :, 4:]), scale=_halves(blocks, 0), minimum=_halves(blocks, 2)
+            )
+        case _:
+            raise GGUFError(
+                f"tensor {tensor.name!r} is stored as {tensor.type.name}, which can't be loaded; "
+                "use a file of F32, F16, BF16, Q4_0, Q4_1 or Q8_0"
+            )
+
+
+def _halves(blocks: np.ndarray[Any, np.dtype[np.uint8]], offset: int) -> torch.Tensor:
+    """The fp16 at byte ``offset`` of each block: ``[rows, blocks]``."""
+    piece = np.ascontiguousarray(blocks[:, :, offset : offset + 2])
+    return torch.from_numpy(piece.view(np.float16).squeeze(-1))
+
+
+def _pair_nibbles(packed: np.ndarray[Any, np.dtype[np.uint8]]) -> torch.Tensor:
+    """GGUF holds elements ``i`` and ``i + 16`` of a block in byte ``i``; ours ``2i`` and ``2i + 1``."""
+    rows, blocks, _ = packed.shape
+    result = np.empty((rows, blocks, 16), np.uint8)
+    result[:, :, :8] = (packed[:, :, 0::2] & 15) | (packed[:, :, 1::2] << 4)
+    result[:, :, 8:] = (packed[:, :, 0::2] >> 4) | (packed[:, :, 1::2] & 0xF0)
+    return torch.from_numpy(result.reshape(rows, blocks * 16))
+
+
+def decoder_config(metadata: dict[str, Any]) -> DecoderConfig:
+    """The model's shape. Raises ``GGUFError`` if a key is missing or the architecture is not known."""
+    architecture = metadata.get("general.architecture")
+    if architecture != "llama":
+        raise GGUFError(f"architecture {architecture!r} is not supported (llama is)")
+
+    def value(name: str, default: Any = None) -> Any:
+        found = metadata.get(f"llama.{name}", default)
+        if found is None:
+            raise GGUFError(f"the metadata lacks llama.{name}")
+        return found
+
+    if metadata.get("llama.rope.scaling.type", "none") != "none":
+        raise GGUFError("scaled rotary embedding (llama.rope.scaling) is not supported")
+    heads = int(value("attention.head_count"))
+    hidden = int(value("embedding_length"))
+    head_dim = int(value("attention.key_length", hidden // heads))
+    if int(value("rope.dimension_count", head_dim)) != head_dim:
+        raise GGUFError("rotary embedding of a part of each head is not supported")
+    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    return DecoderConfig(
+        architecture=architecture,
+        num_layers=int(value("block_count")),
+        hidden_size=hidden,
+        mlp_size=int(value("feed_forward_length")),
+        num_heads=heads,
+        num_kv_heads=int(value("attention.head_count_kv", heads)),
+        head_dim=head_dim,
+        vocab_size=int(value("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ())))),
+        context_length=int(value("context_length")),
+        rope_base=float(value("rope.freq_base", 10000.0)),
+        norm_epsilon=float(value("attention.layer_norm_rms_epsilon")),
+        eos_token_ids=tuple(dict.fromkeys(int(end) for end in ends if end is not None)),
+    )
+
+
+def load_decoder(path: Path) -> DecoderWeights:
+    """Import a whole model. Raises ``GGUFError`` if a tensor is missing, misshapen or of an unknown type."""
+    file = GGUFFile(path)
+    config = decoder_config(file.metadata)
+
+    def weight(name: str, rows: int, columns: int) -> Weight:
+        tensor = file.tensors.get(f"{name}.weight")
+        if tensor is None:
+            raise GGUFError(f"{path}: tensor {name}.weight is missing")
+        if tensor.shape != (rows, columns):
+            raise GGUFError(f"{path}: tensor {tensor.name} has shape {tensor.shape}, not {(rows, columns)}")
+        return import_tensor(tensor)
+
+    def vector(name: str) -> torch.Tensor:
+        tensor = file.tensors.get(f"{name}.weight")
+        if tensor is None or tensor.shape != (config.hidden_size,):
+            raise GGUFError(f"{path}: tensor {name}.weight is missing or not a vector of {config.hidden_size}")
+        imported = import_tensor(tensor)
+        return imported.dequantize().flatten() if isinstance(imported, AffineInt) else imported
+
+    unknown = [name for name in file.tensors if name.endswith(".bias") or name == "rope_freqs.weight"]
+    if unknown:
+        raise GGUFError(f"{path}: tensor {unknown[0]} is not supported by this architecture")
+    hidden, mlp, query, kv = config.hidden_size, config.mlp_size, config.query_size, config.kv_size
+    layers = []
+    for index in range(config.num_layers):
+        prefix = f"blk.{index}."
+        # llama's converter already stores query and key rows in the order that rotates neighbours.
+        layers.append(
+            LayerWeights(
+                attention_norm=vector(prefix + "attn_norm"),
+                qkv=stack_rows(
+                    [
+                        weight(prefix + "attn_q", query, hidden),
+                        weight(prefix + "attn_k", kv, hidden),
+                        weight(prefix + "attn_v", kv, hidden),
+                    ]
+                ),
+                attention_output=weight(prefix + "attn_output", hidden, query),
+                mlp_norm=vector(prefix + "ffn_norm"),
+                gate_up=stack_rows([weight(prefix + "ffn_gate", mlp, hidden), weight(prefix + "ffn_up", mlp, hidden)]),
+                down=weight(prefix + "ffn_down", hidden, mlp),
+            )
+        )
+    return DecoderWeights(
+        config=config,
+        embedding=weight("token_embd", config.vocab_size, hidden),
+        layers=layers,
+        norm=vector("output_norm"),
+        head=weight("output", config.vocab_size, hidden) if "output.weight" in file.tensors else None,
+    )
