@@ -15,6 +15,12 @@ Status = Literal["ok", "aborted", "failed", "abandoned"]
 UsageSource = Literal["backend", "counted", "estimated"]
 
 
+def usd_text(nano_usd: int) -> str:
+    """Nano-USD as USD, exactly, with all nine decimal places: ``0.000012345``."""
+    whole, fraction = divmod(abs(nano_usd), NANO_PER_USD)
+    return f"{'-' if nano_usd < 0 else ''}{whole}.{fraction:09d}"
+
+
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
     """Running or final totals of one request. Cached tokens are inside ``prompt_tokens``."""

@@ -85,9 +85,17 @@ async def transaction(engine: AsyncEngine, *, timeout_s: float = READ_TIMEOUT_S)
     try:
         async with asyncio.timeout(timeout_s), engine.begin() as connection:
             yield connection
-    except (TimeoutError, exc.TimeoutError, exc.OperationalError, exc.InterfaceError) as fault:
+    except (TimeoutError, exc.TimeoutError) as fault:
         raise DatabaseUnavailable("the database does not answer; try again shortly") from fault
     except exc.DBAPIError as fault:
-        if fault.connection_invalidated:
-            raise DatabaseUnavailable("the database broke the connection; try again shortly") from fault
+        if _is_outage(fault):
+            raise DatabaseUnavailable("the database does not answer; try again shortly") from fault
         raise
+
+
+def _is_outage(fault: exc.DBAPIError) -> bool:
+    if fault.connection_invalidated or isinstance(fault, exc.InterfaceError):
+        return True
+    # Class 54: a value is too large for an index or a row. The caller's fault, whatever psycopg files it under.
+    state: str = getattr(fault.orig, "sqlstate", None) or ""
+    return isinstance(fault, exc.OperationalError) and not state.startswith("54")

@@ -1,0 +1,268 @@
+"""Moves settled requests from Redis into the ledger, each exactly once, and refusal counts beside them.
+
+Any replica may drain any shard. A lock with a lease keeps two from doing the same work at once; being right does not
+hang on it, because writing an entry twice changes nothing. An entry leaves Redis only after its row is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast
+from uuid import UUID
+
+import redis.asyncio
+import structlog
+from redis.asyncio.lock import Lock
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import LockError, RedisError
+from sqlalchemy.exc import DataError, IntegrityError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.billing.entries import MAX_KEY_TEXT, BadEntry, Entry, raw_of, read_entry
+from gateway.billing.ledger import bury, ensure_partition, forget_refusal_batches, record, record_refusals
+from gateway.clock import Clock
+from gateway.db.engine import DatabaseUnavailable, transaction
+from gateway.db.partitions import month_of, months_ahead
+from gateway.ids import uuid7
+from gateway.tenants.principal import SHARDS
+
+BATCH = 500
+LOCK_LEASE_S = 5.0
+WRITE_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 2.0
+MAX_BACKOFF_S = 2.0
+MAINTENANCE_S = 3600.0
+MONTHS_AHEAD = 2
+SHARDS_AT_ONCE = 4
+
+_SCRIPTS = Path(__file__).parent
+_log = structlog.get_logger(__name__)
+RawEntry = tuple[bytes, Mapping[bytes, bytes]]
+
+_ROW_FAULTS = (DataError, IntegrityError, OperationalError, UnicodeEncodeError)
+"""What a row's own content can cause. Anything else (a table that is missing, say) is no reason to set rows aside."""
+
+
+class Drainer:
+    """Drains every shard again and again, until closed."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        redis_url: str,
+        clock: Clock,
+        *,
+        interval_s: float = 0.5,
+        timeout_s: float = 2.0,
+    ) -> None:
+        """``timeout_s``: longest wait for an answer of Redis."""
+        self._engine = engine
+        self._clock = clock
+        self._interval_s = interval_s
+        self._redis = redis.asyncio.Redis.from_url(
+            redis_url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            # Once, for a connection that a restart of Redis left dead; the next pass is the real retry.
+            retry=Retry(NoBackoff(), 1),
+        )
+        self._take_refusals = self._redis.register_script((_SCRIPTS / "take_refusals.lua").read_text())
+        self._forget_refusals = self._redis.register_script((_SCRIPTS / "forget_refusals.lua").read_text())
+        self._shards = [f"{{s{number:02d}}}" for number in range(SHARDS)]
+        self._lanes = asyncio.Semaphore(SHARDS_AT_ONCE)
+        self._months: set[datetime] = set()
+        self._maintained_at = float("-inf")
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin draining in the background. Needs neither Redis nor Postgres to be there yet."""
+        self._stopping.clear()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="drainer")
+
+    async def close(self) -> None:
+        """Finish the pass under way, make a last one, and let go of Redis; neither may take longer than two seconds.
+
+        What is not moved by then stays in Redis, for the next start or another replica. The engine stays open: it is
+        not ours.
+        """
+        task, self._task = self._task, None
+        self._stopping.set()
+        try:
+            if task is not None:
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await task
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self.drain_once()
+        except (DatabaseUnavailable, RedisError, OSError, TimeoutError) as fault:
+            _log.warning("last_drain_failed", error=repr(fault))
+        finally:
+            await self._redis.aclose()
+
+    async def _run(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                await self.drain_once()
+                if failures:
+                    _log.info("drain_recovered", failures=failures)
+                failures = 0
+            except (DatabaseUnavailable, RedisError, OSError) as fault:
+                failures += 1
+                if failures == 1:
+                    _log.warning("drain_failed", error=repr(fault))
+            except Exception:
+                failures += 1
+                _log.exception("drain_failed")
+            pause = min(self._interval_s * 2 ** min(failures, 10), max(MAX_BACKOFF_S, self._interval_s))
+            try:
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
+            except TimeoutError:
+                continue
+
+    async def drain_once(self) -> int:
+        """Move everything that is there now, except in shards that another replica is draining.
+
+        Returns how many entries left Redis. Raises DatabaseUnavailable or RedisError; then nothing is lost, and what
+        was moved before stays moved.
+        """
+        await self._maintain()
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for shard in self._shards:
+                pipe.exists(_stream(shard), _refusals(shard), _refusal_batch(shard))
+            waiting = [shard for shard, keys in zip(self._shards, await pipe.execute(), strict=True) if keys]
+        results = await asyncio.gather(*map(self._drain_shard, waiting), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return sum(result for result in results if isinstance(result, int))
+
+    async def _drain_shard(self, shard: str) -> int:
+        async with self._lanes:
+            lock = self._redis.lock(f"{shard}:drainer", timeout=LOCK_LEASE_S, blocking=False, thread_local=False)
+            if not await lock.acquire():
+                return 0
+            try:
+                drained = await self._drain_events(shard, lock)
+                await self._drain_refusals(shard)
+                return drained
+            finally:
+                await _release(lock)
+
+    async def _drain_events(self, shard: str, lock: Lock) -> int:
+        drained = 0
+        while batch := await self._read(shard):
+            await self._write(shard, batch)
+            drained += await self._acknowledge(shard, batch)
+            if len(batch) < BATCH:
+                break
+            await lock.reacquire()
+        return drained
+
+    async def _read(self, shard: str) -> list[RawEntry]:
+        # The client does not decode, so that keys and values are bytes.
+        return cast("list[RawEntry]", await self._redis.xrange(_stream(shard), count=BATCH))
+
+    async def _acknowledge(self, shard: str, batch: list[RawEntry]) -> int:
+        return int(await self._redis.xdel(_stream(shard), *(entry_id for entry_id, _ in batch)))
+
+    async def _write(self, shard: str, batch: list[RawEntry]) -> None:
+        entries: list[Entry] = []
+        for entry_id, fields in batch:
+            try:
+                entries.append(read_entry(entry_id.decode(), fields, self._clock.now()))
+            except BadEntry as fault:
+                await self._bury(shard, entry_id.decode(), raw_of(fields), str(fault))
+        try:
+            await self._record(entries)
+        except _ROW_FAULTS as fault:
+            # Some row of it will not go in. Which one is found by trying them one at a time.
+            _log.warning("batch_refused", shard=shard, entries=len(entries), error=_cause(fault))
+            self._months.clear()
+            for entry in entries:
+                try:
+                    await self._record([entry])
+                except _ROW_FAULTS as own:
+                    await self._bury(shard, entry.id, entry.raw, _cause(own))
+
+    async def _record(self, entries: list[Entry]) -> None:
+        for month in sorted({month_of(entry.event.admitted_at) for entry in entries} - self._months):
+            await self._ensure_partition(month)
+        async with transaction(self._engine, timeout_s=WRITE_TIMEOUT_S) as connection:
+            await record(connection, entries)
+
+    async def _bury(self, shard: str, entry_id: str, raw: bytes, error: str) -> None:
+        _log.error("usage_event_set_aside", shard=shard, entry_id=entry_id, error=error, table="dead_usage_events")
+        async with transaction(self._engine, timeout_s=WRITE_TIMEOUT_S) as connection:
+            await bury(connection, shard, entry_id, raw, error)
+
+    async def _drain_refusals(self, shard: str) -> None:
+        flat = await self._take_refusals(keys=[_refusals(shard), _refusal_batch(shard)], args=[str(uuid7())])
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        if not fields:
+            return
+        batch = fields.pop(b"batch").decode()
+        counts: dict[tuple[datetime, UUID, str, str], int] = {}
+        for field, value in fields.items():
+            try:
+                key = _refusal_key(field.decode())
+                counts[key] = counts.get(key, 0) + int(value)
+            except ValueError as fault:
+                _log.error("refusal_count_set_aside", shard=shard, field=repr(field[:500]), error=repr(fault))
+        async with transaction(self._engine, timeout_s=WRITE_TIMEOUT_S) as connection:
+            await record_refusals(connection, UUID(batch), counts)
+        await self._forget_refusals(keys=[_refusal_batch(shard)], args=[batch])
+
+    async def _maintain(self) -> None:
+        """Once an hour: partitions for the months to come, and no marks of batches long forgotten."""
+        if self._clock.monotonic() - self._maintained_at < MAINTENANCE_S:
+            return
+        for month in months_ahead(self._clock.now(), MONTHS_AHEAD):
+            await self._ensure_partition(month)
+        async with transaction(self._engine, timeout_s=WRITE_TIMEOUT_S) as connection:
+            await forget_refusal_batches(connection)
+        self._maintained_at = self._clock.monotonic()
+
+    async def _ensure_partition(self, month: datetime) -> None:
+        async with transaction(self._engine, timeout_s=WRITE_TIMEOUT_S) as connection:
+            await ensure_partition(connection, month)
+        self._months.add(month)
+
+
+def _stream(shard: str) -> str:
+    return f"{shard}:usage"
+
+
+def _refusals(shard: str) -> str:
+    return f"{shard}:refusals"
+
+
+def _refusal_batch(shard: str) -> str:
+    return f"{shard}:refusals:batch"
+
+
+def _refusal_key(field: str) -> tuple[datetime, UUID, str, str]:
+    """``tenant id|key id|reason|begin of the quarter hour in Unix seconds``. Raises ValueError."""
+    tenant_id, key_id, reason, begin = field.split("|")
+    if max(len(key_id), len(reason)) > MAX_KEY_TEXT or "\0" in field:
+        raise ValueError("a part is too long or holds NUL")
+    if not (begin.isascii() and begin.isdigit() and len(begin) <= 10):
+        raise ValueError("the quarter hour is not a number of seconds")
+    return datetime.fromtimestamp(int(begin), UTC), UUID(tenant_id), key_id, reason
+
+
+async def _release(lock: Lock) -> None:
+    try:
+        await lock.release()
+    except (LockError, RedisError) as fault:
+        # Its lease ran out, or will: either way another drainer may go on.
+        _log.debug("drain_lock_not_released", error=repr(fault))
+
+
+def _cause(fault: Exception) -> str:
+    return str(getattr(fault, "orig", None) or fault)[:500]

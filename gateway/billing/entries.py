@@ -1,0 +1,115 @@
+"""Entries of a shard's usage stream, read with care: a strange byte must not stop the ledger."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from gateway.billing.usage import UsageEvent
+
+MAX_AMOUNT = 2**53 - 1
+MAX_TOKENS = 10**12
+MAX_MS = 2**53 - 1
+MAX_REVISION = 1000
+MAX_KEY_TEXT = 200
+"""Longest key id and route: they are part of an index, so that longer ones are refused, not cut."""
+MAX_NOTE_TEXT = 500
+"""Longer texts that only explain are cut."""
+EARLIEST = datetime(2020, 1, 1, tzinfo=UTC)
+LATEST_AHEAD = timedelta(days=32)
+"""An event from further in the future is refused: it would make a partition for a month that may never come."""
+
+_decoder = msgspec.json.Decoder(UsageEvent)
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class BadEntry(Exception):
+    """An entry that cannot become a row; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One settled request, ready to be written. ``id`` is the entry's in the stream."""
+
+    id: str
+    raw: bytes
+    event: UsageEvent
+    revision: int
+
+
+def read_entry(entry_id: str, fields: Mapping[bytes, bytes], now: datetime) -> Entry:
+    """Raises BadEntry. NUL and lone surrogates, which Postgres cannot hold, become U+FFFD."""
+    raw = fields.get(b"event")
+    if raw is None:
+        raise BadEntry("the entry has no field `event`")
+    revision = fields.get(b"revision", b"")
+    if not (revision.isdigit() and len(revision) <= 4 and 1 <= int(revision) <= MAX_REVISION):
+        raise BadEntry(f"revision {revision[:20]!r} is not a number from 1 to {MAX_REVISION}")
+    return Entry(entry_id, raw, _checked(_decoded(raw), now), int(revision))
+
+
+def raw_of(fields: Mapping[bytes, bytes]) -> bytes:
+    """What is kept of an entry that cannot become a row."""
+    return fields[b"event"] if b"event" in fields else repr(dict(fields)).encode()
+
+
+def _decoded(raw: bytes) -> UsageEvent:
+    try:
+        return _decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # Slower, and takes lone surrogates and broken UTF-8, which the cleaning then replaces.
+        try:
+            return msgspec.convert(_clean(json.loads(raw.decode("utf-8", "replace"))), UsageEvent)
+        except (ValueError, RecursionError, OverflowError) as fault:
+            raise BadEntry(f"not a usage event: {fault}"[:MAX_NOTE_TEXT]) from fault
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return _clean_text(value)
+    if isinstance(value, dict):
+        return {_clean_text(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    return value
+
+
+def _clean_text(text: str) -> str:
+    return "".join(_REPLACEMENT if c == "\0" or "\ud800" <= c <= "\udfff" else c for c in text)
+
+
+def _checked(event: UsageEvent, now: datetime) -> UsageEvent:
+    for name in ("charged_nano_usd", "cost_nano_usd"):
+        if not 0 <= getattr(event, name) <= MAX_AMOUNT:
+            raise BadEntry(f"{name} is {getattr(event, name)}, out of range")
+    for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
+        if not 0 <= getattr(event, name) <= MAX_TOKENS:
+            raise BadEntry(f"{name} is {getattr(event, name)}, out of range")
+    if event.admitted_at.tzinfo is None:
+        raise BadEntry("admitted_at has no time zone")
+    if not EARLIEST <= event.admitted_at <= now + LATEST_AHEAD:
+        raise BadEntry(f"admitted_at is {event.admitted_at.isoformat()}, out of range")
+    changes: dict[str, Any] = {}
+    for name in ("key_id", "route"):
+        text: str = getattr(event, name)
+        if not 0 < len(text) <= MAX_KEY_TEXT:
+            raise BadEntry(f"{name} has {len(text)} characters, out of range")
+        if "\0" in text:
+            changes[name] = _clean_text(text)
+    for name in ("backend", "error_code", "client_request_id"):
+        note: str | None = getattr(event, name)
+        if note is not None and ("\0" in note or len(note) > MAX_NOTE_TEXT):
+            changes[name] = _clean_text(note[:MAX_NOTE_TEXT])
+    # What only explains must not keep money out of the ledger.
+    for name in ("first_token_ms", "total_ms"):
+        duration: int | None = getattr(event, name)
+        if duration is not None and not 0 <= duration <= MAX_MS:
+            changes[name] = None
+    if not 0 <= event.attempts <= 10_000:
+        changes["attempts"] = min(max(event.attempts, 0), 10_000)
+    return msgspec.structs.replace(event, **changes) if changes else event

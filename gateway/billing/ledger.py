@@ -1,0 +1,180 @@
+"""The ledger in Postgres: one row for each admitted request, and sums of rows by quarter hour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import delete, func, select, text, tuple_, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.billing.entries import Entry
+from gateway.db.partitions import PARTITION_LOCK, partition_ddl
+from gateway.db.tables import dead_usage_events, refusal_batches, refusals, usage_events, usage_rollup
+
+QUARTER_S = 900
+
+_SUMS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "charged_nano_usd", "cost_nano_usd")
+_KEY = ("bucket", "tenant_id", "key_id", "route", "status")
+Key = tuple[datetime, UUID, str, str, str]
+
+
+def quarter_of(moment: datetime) -> datetime:
+    """Begin of the quarter hour that holds ``moment``."""
+    seconds = int(moment.astimezone(UTC).timestamp())
+    return datetime.fromtimestamp(seconds - seconds % QUARTER_S, UTC)
+
+
+@dataclass(slots=True)
+class _Sums:
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    charged_nano_usd: int = 0
+    cost_nano_usd: int = 0
+
+    def add(self, row: Any, sign: int) -> None:
+        self.requests += sign
+        self.prompt_tokens += sign * row.prompt_tokens
+        self.completion_tokens += sign * row.completion_tokens
+        self.cached_tokens += sign * row.cached_tokens
+        self.charged_nano_usd += sign * row.charged_nano_usd
+        self.cost_nano_usd += sign * row.cost_nano_usd
+
+
+class _Differences:
+    """What a batch changes in the rollups."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Key, _Sums] = {}
+
+    def add(self, row: Any, sign: int) -> None:
+        key = (quarter_of(row.admitted_at), row.tenant_id, row.key_id, row.route, row.status)
+        self._sums.setdefault(key, _Sums()).add(row, sign)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Sorted by key, so that two batches take the rows' locks in one order."""
+        return [
+            dict(zip(_KEY, key, strict=True)) | dict(zip(_SUMS, astuple(sums), strict=True))
+            for key, sums in sorted(self._sums.items())
+            if any(astuple(sums))
+        ]
+
+
+async def ensure_partition(connection: AsyncConnection, month: datetime) -> None:
+    """Make the partition for ``month`` if it is missing. Sessions that race wait for one another."""
+    await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": PARTITION_LOCK})
+    await connection.execute(text(partition_ddl(month)))
+
+
+async def record(connection: AsyncConnection, entries: Sequence[Entry]) -> int:
+    """Write entries as rows and add them to the rollups; returns how many rows were new or revised.
+
+    Entries already written change nothing, in whatever order and however often they come: of one request the highest
+    revision stays.
+    """
+    latest: dict[tuple[UUID, datetime], Entry] = {}
+    for entry in entries:
+        key = (entry.event.request_id, entry.event.admitted_at)
+        if key not in latest or latest[key].revision < entry.revision:
+            latest[key] = entry
+    if not latest:
+        return 0
+    ordered = [latest[key] for key in sorted(latest)]
+    query = (
+        insert(usage_events).on_conflict_do_nothing().returning(usage_events.c.request_id, usage_events.c.admitted_at)
+    )
+    inserted = {(row.request_id, row.admitted_at) for row in await connection.execute(query, _rows(ordered))}
+    differences = _Differences()
+    known: list[Entry] = []
+    for entry in ordered:
+        if (entry.event.request_id, entry.event.admitted_at) in inserted:
+            differences.add(entry.event, 1)
+        else:
+            known.append(entry)
+    revised = await _revise(connection, known, differences) if known else 0
+    if rows := differences.rows():
+        statement = insert(usage_rollup)
+        added = {name: usage_rollup.c[name] + statement.excluded[name] for name in _SUMS}
+        await connection.execute(
+            statement.on_conflict_do_update(index_elements=[usage_rollup.c[name] for name in _KEY], set_=added), rows
+        )
+    return len(inserted) + revised
+
+
+async def _revise(connection: AsyncConnection, entries: Sequence[Entry], differences: _Differences) -> int:
+    """Replace rows by entries of a higher revision."""
+    key = tuple_(usage_events.c.request_id, usage_events.c.admitted_at)
+    query = (
+        select(usage_events)
+        .where(key.in_([(entry.event.request_id, entry.event.admitted_at) for entry in entries]))
+        .order_by(usage_events.c.request_id, usage_events.c.admitted_at)
+        .with_for_update()
+    )
+    stored = {(row.request_id, row.admitted_at): row for row in await connection.execute(query)}
+    revised = 0
+    for entry in entries:
+        row = stored[entry.event.request_id, entry.event.admitted_at]
+        if row.revision >= entry.revision:
+            continue
+        differences.add(row, -1)
+        differences.add(entry.event, 1)
+        (values,) = _rows([entry])
+        await connection.execute(
+            update(usage_events)
+            .where(
+                usage_events.c.request_id == entry.event.request_id,
+                usage_events.c.admitted_at == entry.event.admitted_at,
+            )
+            .values(**values, recorded_at=func.now())
+        )
+        revised += 1
+    return revised
+
+
+def _rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    return [msgspec.structs.asdict(entry.event) | {"revision": entry.revision} for entry in entries]
+
+
+async def bury(connection: AsyncConnection, shard: str, entry_id: str, raw: bytes, error: str) -> None:
+    """Keep an entry that cannot become a row, for somebody to look at. Once, however often it is called."""
+    await connection.execute(
+        insert(dead_usage_events)
+        .values(shard=shard, entry_id=entry_id, raw=raw, error=error.replace("\0", "\N{REPLACEMENT CHARACTER}"))
+        .on_conflict_do_nothing()
+    )
+
+
+async def record_refusals(
+    connection: AsyncConnection, batch_id: UUID, counts: Mapping[tuple[datetime, UUID, str, str], int]
+) -> bool:
+    """Add a batch of counts, by (quarter hour, tenant, key id, reason); False if it was added before."""
+    new = await connection.execute(
+        insert(refusal_batches).values(id=batch_id).on_conflict_do_nothing().returning(refusal_batches.c.id)
+    )
+    if new.one_or_none() is None:
+        return False
+    names = ("bucket", "tenant_id", "key_id", "reason")
+    if counts:
+        statement = insert(refusals)
+        await connection.execute(
+            statement.on_conflict_do_update(
+                index_elements=[refusals.c[name] for name in names],
+                set_={"count": refusals.c["count"] + statement.excluded["count"]},
+            ),
+            [dict(zip(names, key, strict=True)) | {"count": count} for key, count in sorted(counts.items())],
+        )
+    return True
+
+
+async def forget_refusal_batches(connection: AsyncConnection) -> None:
+    """Drop the marks of batches that Redis has forgotten long since."""
+    await connection.execute(
+        delete(refusal_batches).where(refusal_batches.c.recorded_at < func.now() - text("interval '7 days'"))
+    )
