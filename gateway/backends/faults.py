@@ -82,10 +82,22 @@ def out_of_time(seconds: float) -> BackendFault:
 class BackendError(BackendFault):
     """A backend answered with an error of its own, in OpenAI's shape, that the client may read as it stands."""
 
-    def __init__(
-        self, status: int, body: bytes, *, code: str | None, retryable: bool, retry_after: str | None = None
-    ) -> None:
-        super().__init__(code or f"http_{status}", "the backend answered with an error", status=status)
-        self.retryable = retryable
+    def __init__(self, status: int, body: bytes, *, code: str, retryable: bool, retry_after: str | None = None) -> None:
+        super().__init__(code, "the backend answered with an error", status=status, retryable=retryable)
         self.body = body
         self.retry_after = retry_after
+
+    def error(self) -> ApiError:
+        return PassedOnError(self)
+
+
+class PassedOnError(ApiError):
+    """A backend's error, its bytes unchanged."""
+
+    def __init__(self, fault: BackendError) -> None:
+        headers = {} if fault.retry_after is None else {"retry-after": fault.retry_after}
+        super().__init__(fault.status, fault.message, code=fault.code, headers=headers)
+        self._encoded = fault.body
+
+    def encode(self) -> bytes:
+        return self._encoded

@@ -39,7 +39,6 @@ class TimeLimits:
 
     first_byte_s: float
     idle_s: float
-    keepalive_s: float
 
 
 class Relay:
@@ -71,6 +70,7 @@ class Exchange:
         self._deadline = self._started + total_s
         self._attempt: _Attempt | None = None
         self._tried: list[str] = []
+        self._repeated = False
         self.attempts = 0
         self.backend_id: str | None = None
         """The backend of the latest attempt."""
@@ -171,11 +171,12 @@ class Exchange:
             attempt.close()
         if self.handed_on or not fault.retryable or self.attempts >= MAX_ATTEMPTS:
             raise fault
-        if self._relay.balancer.choose(self._order.pool, tried=self._tried) is None:
-            # A connection that idled may have been closed by the peer just as it was used: once more, on a new one.
-            if not fault.lost_early or self.attempts != 1:
-                raise fault
-            self._tried.clear()
+        if fault.lost_early and not self._repeated:
+            # A connection that idled may have been closed by the peer just as it was used: no mark against the backend.
+            self._repeated = True
+            self._tried.pop()
+        elif self._relay.balancer.choose(self._order.pool, tried=self._tried) is None:
+            raise fault
 
 
 class _Attempt:
@@ -340,7 +341,11 @@ async def _refusal(reply: Reply) -> BackendFault:
     shown = (400 <= status < 500 and status not in _NOT_FOR_THE_CLIENT) or status == 503
     if shown and body is not None and isinstance(error, dict) and isinstance(error.get("message"), str):
         return BackendError(
-            status, body, code=_error_code(error), retryable=retryable, retry_after=reply.header("retry-after")
+            status,
+            body,
+            code=_error_code(error) or "backend_error",
+            retryable=retryable,
+            retry_after=reply.header("retry-after"),
         )
     if status == 429 or status == 503:
         return BackendFault("engine_overloaded", "The workers are busy. Try again shortly.", status=503)

@@ -1,0 +1,123 @@
+"""Everything is wired here, once: settings in, a Litestar application out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from datetime import datetime
+from importlib.metadata import version
+from uuid import UUID
+
+from litestar import Litestar
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import ScalarRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
+from sqlalchemy import text
+
+from gateway.admission.service import Admission
+from gateway.backends.fleet_worker import FleetWorker
+from gateway.backends.relay import Relay, TimeLimits
+from gateway.backends.transport import Transport
+from gateway.billing.drainer import Drainer
+from gateway.billing.reports import charged_between
+from gateway.clock import Clock, SystemClock
+from gateway.db.engine import create_engine, transaction
+from gateway.http.errors import EXCEPTION_HANDLERS
+from gateway.http.fleet import fleet_handlers
+from gateway.http.health import health_handlers
+from gateway.http.openai.chat import chat_handler
+from gateway.http.openai.models import model_handlers
+from gateway.http.usage import usage_handlers
+from gateway.pipeline import Pipeline
+from gateway.routing.policy import Balancer
+from gateway.routing.registry import Registry
+from gateway.settings import Settings
+from gateway.telemetry import configure_logging
+from gateway.tenants.catalog import Catalog
+from gateway.tenants.service import Tenants
+
+CATALOG_CACHE_S = 5.0
+
+
+def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
+    """One gateway replica. It connects when its lifespan begins; Postgres and Redis may be away then."""
+    configure_logging()
+    clock = clock or SystemClock()
+    engine = create_engine(settings.database_url)
+
+    async def spent(tenant_id: UUID, start: datetime, end: datetime, excluding: Collection[UUID]) -> int:
+        return await charged_between(engine, tenant_id, start, end, excluding=excluding)
+
+    admission = Admission(
+        settings.redis_url,
+        clock,
+        lease_s=settings.lease_s,
+        renewal_s=settings.lease_renewal_s,
+        timeout_s=settings.redis_timeout_s,
+        spent=spent,
+    )
+    tenants = Tenants(engine, clock, cache_s=settings.principal_cache_s, announce=admission.announce_generation)
+    catalog = Catalog(engine, clock, cache_s=CATALOG_CACHE_S)
+    registry = Registry(settings.redis_url, ttl_s=settings.worker_ttl_s, timeout_s=settings.redis_timeout_s)
+    transport = Transport(connect_timeout_s=settings.connect_timeout_s)
+    balancer = Balancer(registry.endpoints, clock)
+    limits = TimeLimits(first_byte_s=settings.first_byte_timeout_s, idle_s=settings.idle_timeout_s)
+    relay = Relay(transport, balancer, FleetWorker(settings.fleet_token), limits)
+    drainer = Drainer(engine, settings.redis_url, clock, interval_s=settings.drain_interval_s)
+    pipeline = Pipeline(
+        tenants=tenants,
+        catalog=catalog,
+        admission=admission,
+        relay=relay,
+        clock=clock,
+        keepalive_s=settings.keepalive_s,
+    )
+
+    @asynccontextmanager
+    async def running(_app: Litestar) -> AsyncIterator[None]:
+        # Left in reverse: requests have ended by then, settlements reach Redis, then what they left is drained.
+        async with transport, registry:
+            await drainer.start()
+            await admission.start()
+            try:
+                yield
+            finally:
+                await admission.close()
+                await drainer.close()
+                await engine.dispose()
+
+    async def postgres_answers() -> None:
+        async with transaction(engine) as connection:
+            await connection.execute(text("SELECT 1"))
+
+    return Litestar(
+        route_handlers=[
+            chat_handler(pipeline, max_body_bytes=settings.max_body_bytes),
+            *model_handlers(pipeline),
+            *usage_handlers(tenants, engine),
+            *fleet_handlers(registry, catalog, fleet_token=settings.fleet_token),
+            *health_handlers(
+                {"postgres": postgres_answers, "redis": registry.refresh},
+                lambda: sum(not worker.draining for worker in registry.workers()),
+                needs_backend=settings.ready_needs_backend,
+            ),
+        ],
+        lifespan=[running],
+        exception_handlers=EXCEPTION_HANDLERS,
+        openapi_config=OpenAPIConfig(
+            title="Penstock",
+            version=version("penstock"),
+            description="An LLM gateway with its own fleet of workers. `/v1` speaks the OpenAI API.",
+            path="/docs",
+            render_plugins=[ScalarRenderPlugin(version="1", path="/")],
+            components=Components(
+                security_schemes={
+                    "key": SecurityScheme(type="http", scheme="bearer", description="An API key, `sk-penstock-...`.")
+                }
+            ),
+            security=[{"key": []}],
+        ),
+        logging_config=None,
+        request_max_body_size=settings.max_body_bytes,
+        debug=False,
+    )

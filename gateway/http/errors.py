@@ -1,0 +1,106 @@
+"""Errors that reach Litestar, in the shape of the API they belong to: OpenAI's on /v1, problem details elsewhere.
+
+Problem details: RFC 9457.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+from litestar.types import ExceptionHandlersMap
+
+from gateway.admission.redis import RedisUnavailable
+from gateway.db.engine import DatabaseUnavailable
+from gateway.ids import uuid7
+from gateway.routing.registry import RegistryUnavailable
+from worker.protocol.errors import ApiError, server_error
+
+_log = structlog.get_logger("gateway.http")
+
+AnyRequest = Request[Any, Any, Any]
+
+
+class Problem(Exception):
+    """An error answer of the admin and internal APIs; ``detail`` says the remedy."""
+
+    def __init__(self, status: int, detail: str, *, headers: dict[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = headers or {}
+
+
+def _speaks_openai(request: AnyRequest) -> bool:
+    path = request.url.path
+    return path == "/v1" or path.startswith("/v1/")
+
+
+def _answer(
+    request: AnyRequest, status: int, message: str, code: str | None, headers: dict[str, str]
+) -> Response[bytes]:
+    headers = {"x-request-id": str(uuid7()), **headers}
+    if _speaks_openai(request):
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        body = ApiError(status, message, type=kind, code=code).encode()
+        return Response(body, status_code=status, headers=headers, media_type="application/json")
+    problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": message}
+    return Response(
+        msgspec.json.encode(problem), status_code=status, headers=headers, media_type="application/problem+json"
+    )
+
+
+def _api_error(request: AnyRequest, error: ApiError) -> Response[bytes]:
+    headers = {"x-request-id": str(uuid7()), **error.headers}
+    return Response(error.encode(), status_code=error.status, headers=headers, media_type="application/json")
+
+
+def _problem(request: AnyRequest, problem: Problem) -> Response[bytes]:
+    return _answer(request, problem.status, problem.detail, None, problem.headers)
+
+
+def _http_exception(request: AnyRequest, exception: HTTPException) -> Response[bytes]:
+    status = exception.status_code
+    if status == HTTPStatus.NOT_FOUND:
+        message, code = f"There is nothing at {request.url.path}. The API is described at /docs.", "not_found"
+    elif status == HTTPStatus.METHOD_NOT_ALLOWED:
+        message, code = f"{request.method} is not allowed at {request.url.path}.", "method_not_allowed"
+    elif status >= 500:
+        return _crashed(request, exception)
+    else:
+        message, code = _details(exception), "bad_request"
+    return _answer(request, status, message, code, dict(exception.headers or {}))
+
+
+def _details(exception: HTTPException) -> str:
+    """What is wrong, with the parameters that Litestar found at fault."""
+    extra = exception.extra if isinstance(exception.extra, list) else []
+    faults = [f"{fault.get('key')}: {fault.get('message')}" for fault in extra if isinstance(fault, dict)]
+    return "; ".join(faults) or exception.detail or HTTPStatus(exception.status_code).phrase
+
+
+def _services_away(request: AnyRequest, fault: Exception) -> Response[bytes]:
+    message = "The gateway cannot reach its own services at the moment. Try again shortly."
+    return _answer(request, 503, message, "service_unavailable", {"retry-after": "1"})
+
+
+def _crashed(request: AnyRequest, exception: Exception) -> Response[bytes]:
+    request_id = str(uuid7())
+    _log.error("request_crashed", request_id=request_id, path=request.url.path, exc_info=exception)
+    error = server_error(f"The gateway failed. The operator finds the cause under request id {request_id}.")
+    return _answer(request, 500, error.body.message, error.body.code, {"x-request-id": request_id})
+
+
+EXCEPTION_HANDLERS: ExceptionHandlersMap = {
+    ApiError: _api_error,
+    Problem: _problem,
+    HTTPException: _http_exception,
+    DatabaseUnavailable: _services_away,
+    RedisUnavailable: _services_away,
+    RegistryUnavailable: _services_away,
+    Exception: _crashed,
+}

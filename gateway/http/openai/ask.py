@@ -1,0 +1,88 @@
+"""Reads a chat completion request: what the gateway must know of it is checked here, the rest is the worker's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.pipeline import Ask
+from worker.protocol.errors import bad_request
+
+MAX_CHOICES = 128
+MAX_MODEL_NAME = 256
+_decoder = msgspec.json.Decoder(strict=True)
+
+
+def parse_chat(raw: bytes) -> Ask:
+    """Raises ApiError (400) that names the field and the remedy."""
+    body = _object(raw)
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise bad_request("'model' must be the name of a model; GET /v1/models lists them.", param="model")
+    if len(model) > MAX_MODEL_NAME:
+        raise bad_request(f"'model' must have at most {MAX_MODEL_NAME} characters.", param="model")
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise bad_request("'messages' must be a list with at least one message.", param="messages")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise bad_request(
+                f"'messages[{index}]' must be an object with 'role' and 'content'.", param=f"messages[{index}]"
+            )
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise bad_request("'stream' must be true or false.", param="stream")
+    return Ask(
+        body=body,
+        model=model,
+        messages=len(messages),
+        size=len(raw),
+        stream=bool(stream),
+        include_usage=_include_usage(body),
+        choices=_count(body, "n", MAX_CHOICES) or 1,
+        max_output_tokens=_output_cap(body),
+    )
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        body = _decoder.decode(raw)
+    except RecursionError:
+        raise bad_request("The body is nested too deeply.") from None
+    except msgspec.DecodeError as fault:
+        raise bad_request(f"The body is not valid JSON: {fault}.") from None
+    except UnicodeDecodeError:
+        raise bad_request("The body is not valid UTF-8.") from None
+    if not isinstance(body, dict):
+        raise bad_request("The body must be a JSON object.")
+    return body
+
+
+def _count(body: dict[str, Any], field: str, most: int | None = None) -> int | None:
+    value = body.get(field)
+    if value is None:
+        return None
+    if type(value) is not int or value < 1 or (most is not None and value > most):
+        what = f"an integer from 1 to {most}" if most is not None else "an integer of at least 1"
+        raise bad_request(f"'{field}' must be {what}.", param=field)
+    return value
+
+
+def _output_cap(body: dict[str, Any]) -> int | None:
+    """The newer name wins where a client sends both."""
+    older = _count(body, "max_tokens")
+    newer = _count(body, "max_completion_tokens")
+    return older if newer is None else newer
+
+
+def _include_usage(body: dict[str, Any]) -> bool:
+    options = body.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise bad_request("'stream_options' must be an object.", param="stream_options")
+    include_usage = options.get("include_usage")
+    if include_usage is not None and not isinstance(include_usage, bool):
+        raise bad_request("'stream_options.include_usage' must be true or false.", param="stream_options.include_usage")
+    return bool(include_usage)
