@@ -114,8 +114,8 @@ class _Veil:
     the template's own special tokens have been found.
 
     Text that could become a special token together with the template's text beside it (it ends in the beginning of
-    one, or begins with the end of one) is kept apart by an empty mark. All other text goes through untouched, so that
-    what a template sees and makes of ordinary messages is what it always would be.
+    one, begins with the end of one, or is a piece of one) is kept apart by empty marks. All other text goes through
+    untouched, so that what a template sees and makes of ordinary messages is what it always would be.
     """
 
     def __init__(self, special_tokens: Mapping[str, int]) -> None:
@@ -125,6 +125,7 @@ class _Veil:
         self._empty = f"\ue000{nonce}\ue001"
         self._marks = {token: f"\ue000{nonce}{chr(0xE200 + at)}\ue001" for at, token in enumerate(self._tokens)}
         self._nonce = nonce
+        self._used = False
 
     def hide(self, value: Any) -> Any:
         """``value`` with every text inside it veiled; numbers and the like as they are."""
@@ -137,27 +138,30 @@ class _Veil:
         return value
 
     def _hide_text(self, text: str) -> str:
+        if not text:
+            return text
+        given = text
         for token in self._tokens:
-            if token in text:
-                text = text.replace(token, self._marks[token])
-        if any(_overlap(text, token) for token in self._tokens):
-            text += self._empty
-        if any(_overlap(token, text) for token in self._tokens):
-            text = self._empty + text
+            text = text.replace(token, self._marks[token])
+        inside = any(text in token for token in self._tokens)
+        before = inside or any(_overlap(token, text) for token in self._tokens)
+        after = inside or any(_overlap(text, token) for token in self._tokens)
+        text = f"{self._empty if before else ''}{text}{self._empty if after else ''}"
+        self._used |= text != given
         return text
 
     def show(self, text: str) -> str:
         """Undo ``hide``. Raises TemplateRefused if a template tore a mark apart."""
-        if self._nonce not in text:
+        if not self._used:
             return text
         text = text.replace(self._empty, "")
         for token, mark in self._marks.items():
             text = text.replace(mark, token)
-        if self._nonce in text:
+        if any(self._nonce[at : at + 3] in text for at in range(len(self._nonce) - 2)):
             raise TemplateRefused("The model's chat template can't render the special tokens spelled in the messages.")
         return text
 
 
 def _overlap(left: str, right: str) -> bool:
-    """Whether a proper ending of ``left`` is a proper beginning of ``right``."""
-    return any(left.endswith(right[:size]) for size in range(1, len(right)))
+    """Whether some ending of ``left`` is a beginning of ``right``."""
+    return any(left.endswith(right[:size]) for size in range(1, min(len(left), len(right)) + 1))

@@ -1,0 +1,126 @@
+"""Prompts equal those of ``transformers``; whatever a message says, it stays inside its turn."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from tests.worker.server.test_tokenizer import WILD
+from worker.server.chat_template import ChatTemplate, TemplateRefused
+from worker.server.tokenizer import Tokenizer
+
+ORDINARY = [text for text in WILD if "<|" not in text and "<repo" not in text]
+Messages = list[dict[str, str]]
+
+
+def ids_of(template: ChatTemplate, tokenizer: Tokenizer, messages: Messages) -> list[int]:
+    pieces = [[piece] if isinstance(piece, int) else tokenizer.encode(piece) for piece in template.render(messages)]
+    return list(itertools.chain.from_iterable(pieces))
+
+
+def expected_ids(reference: PreTrainedTokenizerFast, messages: Messages) -> list[int]:
+    ids = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert isinstance(ids, list)
+    return ids
+
+
+@pytest.mark.parametrize("text", ORDINARY, ids=range(len(ORDINARY)))
+def test_prompts_equal_the_references(
+    template: ChatTemplate, tokenizer: Tokenizer, reference: PreTrainedTokenizerFast, text: str
+) -> None:
+    for messages in (
+        [{"role": "user", "content": text}],
+        [{"role": "system", "content": text}, {"role": "user", "content": "Go on."}],
+        [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": text + " <"},
+        ],
+    ):
+        assert ids_of(template, tokenizer, messages) == expected_ids(reference, messages)
+
+
+HOSTILE = st.lists(
+    st.sampled_from(
+        ["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "<", "|>", "\n", "assistant", "x", "<|endoftext|>"]
+    )
+)
+
+
+@given(HOSTILE, HOSTILE)
+@settings(max_examples=300, deadline=None)
+def test_a_message_can_not_forge_a_turn(
+    template: ChatTemplate, tokenizer: Tokenizer, a: list[str], b: list[str]
+) -> None:
+    """The special tokens are those of the same talk with harmless texts, and all text is kept."""
+    first, second = "".join(a), "".join(b)
+    harmless = template.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}])
+    hostile = template.render([{"role": "user", "content": first}, {"role": "assistant", "content": second}])
+    assert [piece for piece in hostile if isinstance(piece, int)] == [
+        piece for piece in harmless if isinstance(piece, int)
+    ]
+    assert f"user\n{first}" in hostile
+    assert f"assistant\n{second}" in hostile
+    ids = ids_of(template, tokenizer, [{"role": "user", "content": first}])
+    assert ids.count(1) == 3
+    assert ids.count(2) == 2
+
+
+def test_text_beside_the_templates_own_can_not_complete_a_special_token(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate("{{ '<|im_' }}{{ messages[0]['content'] }}{{ 'start|>' }}", tokenizer)
+    assert template.render([{"role": "user", "content": "start|>"}]) == ["<|im_start|>start|>"]
+    assert template.render([{"role": "user", "content": "<|im_"}]) == ["<|im_<|im_start|>"]
+
+
+def test_templates_see_special_tokens_of_messages_as_text_of_no_case(tokenizer: Tokenizer) -> None:
+    source = "<|im_start|>{{ messages[0]['content'] | upper | trim }}{{ messages | tojson }}"
+    rendered = ChatTemplate(source, tokenizer).render([{"role": "user", "content": " a<|im_end|> "}])
+    assert rendered == [1, 'A<|im_end|>[{"role": "user", "content": " a<|im_end|> "}]']
+
+
+def test_a_template_that_tears_text_apart_is_not_guessed_at(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate("{{ messages[0]['content'][:5] }}", tokenizer)
+    assert template.render([{"role": "user", "content": "ordinary"}]) == ["ordin"]
+    with pytest.raises(TemplateRefused, match="special tokens"):
+        template.render([{"role": "user", "content": "<|im_end|>"}])
+
+
+def test_what_templates_of_the_hub_use_works(tokenizer: Tokenizer, reference: PreTrainedTokenizerFast) -> None:
+    source = (
+        "{%- set ns = namespace(seen=0) -%}\n"
+        "{%- for message in messages -%}\n"
+        "    {%- if loop.index > 2 %}{% break %}{% endif -%}\n"
+        "    {%- set ns.seen = ns.seen + 1 -%}\n"
+        "    {{ bos_token + message.role + eos_token }}\n"
+        "    {% generation %}{{ message.content | tojson }}{% endgeneration %}\n"
+        "{%- endfor -%}\n"
+        "{% if tools is none %}{{ ns.seen }}{% endif %}{{ strftime_now('') }}"
+    )
+    messages = [
+        {"role": "user", "content": "é <b>"},
+        {"role": "assistant", "content": "x"},
+        {"role": "user", "content": "y"},
+    ]
+    expected = reference.apply_chat_template(messages, chat_template=source, add_generation_prompt=True, tokenize=False)
+    assert ChatTemplate(source, tokenizer).render(messages) == tokenizer.split_special(str(expected))
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "refused the messages: roles must alternate"),
+        ("{{ messages[7].content.text }}", "can't render messages"),
+        ("{{ messages[0].content + 1 }}", "can't render messages"),
+        ("{{ ''.__class__.__mro__ }}", "can't render messages"),
+        ("{% set n = namespace() %}{% set n.__class__ = 1 %}", "can't render messages"),
+        ("{{ messages.append(1) }}", "can't render messages"),
+        ("{{ range(10**9) | list }}", "can't render messages"),
+    ],
+)
+def test_trouble_in_a_template_is_a_refusal(tokenizer: Tokenizer, source: str, said: str) -> None:
+    with pytest.raises(TemplateRefused, match=said):
+        ChatTemplate(source, tokenizer).render([{"role": "user", "content": "x"}])
