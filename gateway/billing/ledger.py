@@ -9,8 +9,9 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, func, select, text, tuple_, update
+from sqlalchemy import TextClause, delete, func, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.billing.entries import Entry
@@ -22,6 +23,25 @@ QUARTER_S = 900
 _SUMS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "charged_nano_usd", "cost_nano_usd")
 _KEY = ("bucket", "tenant_id", "key_id", "route", "status")
 Key = tuple[datetime, UUID, str, str, str]
+
+
+def _insert_events() -> TextClause:
+    """One parameter, whatever the size of the batch, which costs a fraction of what a parameter for each value does.
+
+    The rows arrive sorted by key, so that two batches take their locks in one order.
+    """
+    dialect = make_url("postgresql+psycopg://").get_dialect()()
+    columns = [column for column in usage_events.columns if column.name != "recorded_at"]
+    names = ", ".join(column.name for column in columns)
+    types = ", ".join(f"{column.name} {column.type.compile(dialect)}" for column in columns)
+    return text(
+        f"INSERT INTO usage_events ({names}) "
+        f"SELECT {names} FROM json_to_recordset(CAST(:batch AS json)) AS event ({types}) "
+        "ON CONFLICT DO NOTHING RETURNING request_id, admitted_at"
+    )
+
+
+_INSERT_EVENTS = _insert_events()
 
 
 def quarter_of(moment: datetime) -> datetime:
@@ -87,10 +107,9 @@ async def record(connection: AsyncConnection, entries: Sequence[Entry]) -> int:
     if not latest:
         return 0
     ordered = [latest[key] for key in sorted(latest)]
-    query = (
-        insert(usage_events).on_conflict_do_nothing().returning(usage_events.c.request_id, usage_events.c.admitted_at)
-    )
-    inserted = {(row.request_id, row.admitted_at) for row in await connection.execute(query, _rows(ordered))}
+    batch = msgspec.json.encode(_rows(ordered)).decode()
+    written = await connection.execute(_INSERT_EVENTS, {"batch": batch})
+    inserted = {(row.request_id, row.admitted_at) for row in written}
     differences = _Differences()
     known: list[Entry] = []
     for entry in ordered:

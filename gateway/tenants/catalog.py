@@ -64,6 +64,15 @@ class Catalog:
         index = bisect_right(versions, at, key=lambda price: price.effective_from)
         return versions[index - 1] if index else None
 
+    async def prices(self, route_name: str) -> list[Price]:
+        """Every price a route had, has or will have, oldest first. Raises as ``route``."""
+        return list((await self._current()).prices.get(route_name, []))
+
+    async def pools(self) -> list[str]:
+        """Names of the declared pools, as Postgres has them now. Raises DatabaseUnavailable."""
+        async with transaction(self._engine) as connection:
+            return list(await connection.scalars(select(pools.c.name).order_by(pools.c.name)))
+
     async def create_pool(self, name: str) -> None:
         """Declare a pool of backends; one that is declared stays as it is. Raises ConfigurationError."""
         async with transaction(self._engine) as connection:

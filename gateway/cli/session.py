@@ -1,0 +1,82 @@
+"""What the administrative commands share: a connection to the state, and errors in one line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+from uuid import UUID
+
+import click
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.admission.service import Admission
+from gateway.billing.reports import InvalidRange, charged_between
+from gateway.clock import Clock, SystemClock
+from gateway.db.engine import DatabaseUnavailable, create_engine
+from gateway.settings import Settings, load_settings
+from gateway.tenants.catalog import Catalog
+from gateway.tenants.records import ConfigurationError
+from gateway.tenants.service import Tenants
+
+T = TypeVar("T")
+_UNDEFINED_TABLE = "42P01"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    engine: AsyncEngine
+    clock: Clock
+    tenants: Tenants
+    catalog: Catalog
+
+
+@asynccontextmanager
+async def open_session(settings: Settings) -> AsyncIterator[Session]:
+    """Changes made through it are announced to every gateway through Redis."""
+    engine = create_engine(settings.database_url, pool_size=2)
+    clock = SystemClock()
+
+    async def spent(tenant_id: UUID, start: datetime, end: datetime, excluding: Collection[UUID]) -> int:
+        return await charged_between(engine, tenant_id, start, end, excluding=excluding)
+
+    admission = Admission(
+        settings.redis_url,
+        clock,
+        lease_s=settings.lease_s,
+        renewal_s=settings.lease_renewal_s,
+        timeout_s=settings.redis_timeout_s,
+        spent=spent,
+    )
+    try:
+        tenants = Tenants(engine, clock, announce=admission.announce_generation)
+        yield Session(engine, clock, tenants, Catalog(engine, clock))
+    finally:
+        await admission.close()
+        await engine.dispose()
+
+
+def run(work: Callable[[Session], Awaitable[T]]) -> T:
+    """Do ``work`` in a session. Raises click.ClickException for what the user can mend."""
+
+    async def main() -> T:
+        async with open_session(load_settings()) as session:
+            return await work(session)
+
+    try:
+        return asyncio.run(main())
+    except (ConfigurationError, InvalidRange) as fault:
+        raise click.ClickException(str(fault)) from fault
+    except DatabaseUnavailable as fault:
+        raise click.ClickException(
+            "Postgres does not answer. Is it running, and is DATABASE_URL (or .penstock/settings.toml) right? "
+            "`penstock up` starts one of its own."
+        ) from fault
+    except ProgrammingError as fault:
+        if getattr(fault.orig, "sqlstate", None) == _UNDEFINED_TABLE:
+            raise click.ClickException("The database has no tables yet. Run `penstock migrate` first.") from fault
+        raise
