@@ -72,6 +72,8 @@ class TextStream:
 
     def flush(self) -> str:
         """What is held back, when no more tokens will come though the sequence did not finish (a fault)."""
+        if self.finish_reason is not None:
+            return ""
         text = self._release(self._decoder.decode(b"", final=True)) + self._held
         self._held = ""
         return text

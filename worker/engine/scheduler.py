@@ -117,7 +117,6 @@ class Scheduler:
         for request in running:
             if len(request.token_ids) - request.num_computed == 1:
                 prefill_budget -= 1
-        preempted = False
         position = 0
         # From first to last in order, and victims from the end: nobody is preempted who is in this plan already.
         while position < len(running):
@@ -129,7 +128,6 @@ class Scheduler:
                 if start == len(request.block_ids) * self.block_size:
                     if not self._pool.num_free:
                         self._preempt_last()
-                        preempted = True
                         continue
                     new_blocks = self._pool.allocate(1)
                     request.block_ids += new_blocks
@@ -138,8 +136,7 @@ class Scheduler:
                 prefill_budget -= count
                 prefills.append(Span(request.key, start, count, [], count == remaining))
             position += 1
-        if not preempted:
-            self._admit(prefill_budget, new, prefills)
+        self._admit(prefill_budget, new, prefills)
         if not decodes and not prefills:
             return None
         self._steps += 1
@@ -209,10 +206,11 @@ class Scheduler:
             request.block_ids = self._pool.allocate(blocks)
             self._by_key[request.key] = request
             insort(running, request, key=_order)
-            count = min(tokens, budget)
+            start = request.num_computed
+            count = min(tokens - start, budget)
             budget -= count
             new.append(NewSequence(request.key, request.token_ids.copy(), request.sampling))
-            prefills.append(Span(request.key, 0, count, request.block_ids.copy(), count == tokens))
+            prefills.append(Span(request.key, start, count, request.block_ids.copy(), start + count == tokens))
 
     def _preempt_last(self) -> None:
         request = self._running.pop()

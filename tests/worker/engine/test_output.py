@@ -113,6 +113,14 @@ def test_a_stop_whose_last_character_is_cut_counts_to_its_last_byte() -> None:
     assert (stream.completion_tokens, stream.finish_reason) == (3, "stop")
 
 
+def test_flush_gives_nothing_once_the_text_is_complete() -> None:
+    for pieces, stop in [([b"an END\xe2"], ["END"]), ([b"an EN", b"D\xe2"], ["END"]), ([b"an \xe2"], [])]:
+        stream, tokens = stream_of(pieces, stop)
+        push_each(stream, tokens)
+        assert stream.finish_reason is not None
+        assert stream.flush() == ""
+
+
 def test_flush_gives_what_a_fault_left_behind() -> None:
     stream, tokens = stream_of([b"half EN"], ["END"])
     assert stream.push(tokens) == "half "
@@ -178,7 +186,7 @@ SOME_BYTES = st.lists(
 STOPS = st.lists(st.text("abéEND€😀 \ufffd", min_size=1, max_size=4), max_size=3)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=700, deadline=None)
 @given(SOME_BYTES, STOPS, st.lists(st.integers(0, 200), max_size=20), st.lists(st.integers(0, 200), max_size=8))
 @example(b"aabaab\xe2\x82", ["aabaac", "b\ufffd"], [1, 3], [])
 def test_streamed_is_whole_whatever_the_cuts(data: bytes, stop: list[str], cuts: list[int], calls: list[int]) -> None:
