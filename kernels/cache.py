@@ -6,6 +6,9 @@ tiers and peers as one piece and any slice of its heads is contiguous in each la
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 
@@ -32,9 +35,10 @@ class PagedCache:
         self.num_kv_heads = num_kv_heads
         self.block_size = block_size
         self.head_dim = head_dim
+        shape = (num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim)
         # Zeroed: what is masked out of attention is still multiplied by zero, and must be finite.
-        self.pages = torch.zeros(
-            num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim, dtype=dtype, device=device
+        self.pages = (
+            _lazy_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
         )
         slots = self.pages.view(-1, head_dim)
         blocks = self.pages.view(-1, block_size * head_dim)
@@ -58,6 +62,14 @@ class PagedCache:
         heads]``."""
         blocks, offsets = slots // self.block_size, slots % self.block_size
         return self.block_index(blocks).flatten(1) * self.block_size + offsets.unsqueeze(1)
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros on CPU that take memory only where they are written: the system gives untouched pages as zeros.
+
+    ``torch.zeros`` writes them all, which costs a second for each 2 GiB.
+    """
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 def page_bytes(num_layers: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:

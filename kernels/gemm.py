@@ -75,14 +75,19 @@ def dequantize(
 ) -> torch.Tensor:
     """Expand ``scale * (code - zero_point) + minimum``, computed in fp32, to ``[rows, columns]`` of ``dtype``.
 
-    ``codes`` is uint8 ``[rows, columns * bits / 8]``: whole bytes for 8 bits; for 4 bits byte ``i`` holds element
-    ``2i`` in its low half and ``2i + 1`` in its high half. ``scale`` and ``minimum`` are ``[rows, groups]``.
+    ``codes`` is uint8 ``[rows, columns * bits / 8]``: whole bytes for 8 bits; for 4 bits, in a group of ``g`` columns,
+    byte ``i`` holds column ``i`` in its low half and column ``i + g / 2`` in its high half. ``scale`` and ``minimum``
+    are ``[rows, groups]``.
     """
     rows, groups = scale.shape
+    grouped = codes.reshape(rows, groups, -1)
     if bits == 4:
-        values = torch.stack((codes & 15, codes >> 4), dim=-1).view(rows, groups, -1).to(torch.float32)
+        values = torch.empty(rows, groups, 2, grouped.shape[2], dtype=torch.float32, device=codes.device)
+        values[:, :, 0].copy_(grouped & 15)
+        values[:, :, 1].copy_(grouped >> 4)
+        values = values.flatten(2)
     elif bits == 8:
-        values = codes.reshape(rows, groups, -1).to(torch.float32)
+        values = grouped.to(torch.float32)
     else:
         raise ValueError(f"{bits} bits are not supported (4 and 8 are)")
     if zero_point:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from worker.engine.messages import (
     from_engine_decoder,
 )
 from worker.engine.request import EngineError, QueueFull, RequestRejected, check_request
+from worker.execution import threads
 
 __all__ = ["EngineClient", "EngineDead", "EngineError", "Generation", "QueueFull", "RequestRejected"]
 
@@ -154,7 +156,11 @@ class EngineClient:
         self._receiver.bind(f"ipc://{self._directory}/{OUTPUT_SOCKET}")
         # A session of its own: a signal to the server's whole group leaves the engine to the server, which drains.
         self._process = await asyncio.create_subprocess_exec(
-            *self._command, self._directory, stdin=asyncio.subprocess.PIPE, start_new_session=True
+            *self._command,
+            self._directory,
+            stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env=threads.environment(self._config.threads, os.environ),
         )
         self._tasks = [
             asyncio.create_task(self._receive(), name="engine-receive"),

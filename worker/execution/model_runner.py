@@ -39,7 +39,7 @@ class ModelRunner:
 
     ``num_blocks`` counts block 0, the null block, which must never be handed out. ``max_model_len`` is the most tokens
     of one sequence; ``eos_token_ids`` end generation. Raises ``ValueError`` (``GGUFError`` for the file) if the model
-    can't be loaded or the pool can't hold a sequence of ``max_model_len``.
+    can't be loaded or the pool can't hold a block. A pool smaller than ``max_model_len`` is no error here.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -84,11 +84,10 @@ class ModelRunner:
             on_cpu = self.device.type == "cpu"
             share = min(_CPU_POOL_BYTES, int(free * _CPU_POOL_SHARE)) if on_cpu else int(free * _CUDA_POOL_SHARE)
             blocks = min(share // size, 1 + config.max_running * blocks_of_longest)
-        if blocks < 1 + blocks_of_longest:
+        if blocks < 2:
             raise ValueError(
-                f"the KV pool holds {max(blocks - 1, 0) * config.block_size} tokens, fewer than one sequence of "
-                f"{self.max_model_len}; give kv_cache_bytes of at least {(1 + blocks_of_longest) * size} or lower "
-                "max_model_len"
+                f"the KV pool is too small for one block of {config.block_size} tokens beside the null block; give "
+                f"kv_cache_bytes of at least {2 * size}, or {(1 + blocks_of_longest) * size} for the longest sequence"
             )
         return int(blocks)
 
@@ -102,7 +101,7 @@ class ModelRunner:
         decode = Span(_WARM_UP_KEY, count, 1, [], True)
         self.sample(self.forward(StepPlan(0, [new], [prefill], [])))
         self.sample(self.forward(StepPlan(0, [], [decode], [])))
-        self._sequences.forget(_WARM_UP_KEY)
+        self.forget(_WARM_UP_KEY)
         self._cache.pages[NULL_BLOCK].zero_()
 
     @torch.inference_mode()
@@ -132,3 +131,7 @@ class ModelRunner:
         self._sequences.append(batch.sampled_rows, batch.sampled_positions, tokens)
         result: list[int] = tokens.tolist()
         return result
+
+    def forget(self, key: int) -> None:
+        """Give up a sequence outside of a plan; an unknown key is no fault."""
+        self._sequences.forget(key)

@@ -15,9 +15,9 @@ class AffineInt:
     """A weight ``[rows, columns]`` as integers with a scale, and maybe an offset, for each group of columns.
 
     ``weight = scale * (code - zero_point) + minimum``, computed in fp32. ``codes`` is uint8 ``[rows, columns * bits /
-    8]`` (4 bits: element ``2i`` in the low half of byte ``i``), ``scale`` and ``minimum`` are fp16 or fp32 ``[rows,
-    groups]``. A source with signed integers has a ``zero_point`` of half the range; one with a float offset has a
-    ``minimum``.
+    8]`` (``kernels.gemm.dequantize`` says how 4-bit codes are packed), ``scale`` and ``minimum`` are fp16 or fp32
+    ``[rows, groups]``. A source with signed integers has a ``zero_point`` of half the range; one with a float
+    offset has a ``minimum``.
     """
 
     bits: int

@@ -44,12 +44,10 @@ def import_tensor(tensor: GGUFTensor) -> Weight:
             )
         case GGMLType.Q4_0:
             blocks = tensor.data.reshape(rows, -1, 18)
-            return AffineInt(bits=4, codes=_pair_nibbles(blocks[:, :, 2:]), scale=_halves(blocks, 0), zero_point=8)
+            return AffineInt(bits=4, codes=_codes(blocks, 2), scale=_halves(blocks, 0), zero_point=8)
         case GGMLType.Q4_1:
             blocks = tensor.data.reshape(rows, -1, 20)
-            return AffineInt(
-                bits=4, codes=_pair_nibbles(blocks[:, :, 4:]), scale=_halves(blocks, 0), minimum=_halves(blocks, 2)
-            )
+            return AffineInt(bits=4, codes=_codes(blocks, 4), scale=_halves(blocks, 0), minimum=_halves(blocks, 2))
         case _:
             raise GGUFError(
                 f"tensor {tensor.name!r} is stored as {tensor.type.name}, which can't be loaded; "
@@ -63,13 +61,9 @@ def _halves(blocks: np.ndarray[Any, np.dtype[np.uint8]], offset: int) -> torch.T
     return torch.from_numpy(piece.view(np.float16).squeeze(-1))
 
 
-def _pair_nibbles(packed: np.ndarray[Any, np.dtype[np.uint8]]) -> torch.Tensor:
-    """GGUF holds elements ``i`` and ``i + 16`` of a block in byte ``i``; ours ``2i`` and ``2i + 1``."""
-    rows, blocks, _ = packed.shape
-    result = np.empty((rows, blocks, 16), np.uint8)
-    result[:, :, :8] = (packed[:, :, 0::2] & 15) | (packed[:, :, 1::2] << 4)
-    result[:, :, 8:] = (packed[:, :, 0::2] >> 4) | (packed[:, :, 1::2] & 0xF0)
-    return torch.from_numpy(result.reshape(rows, blocks * 16))
+def _codes(blocks: np.ndarray[Any, np.dtype[np.uint8]], offset: int) -> torch.Tensor:
+    """The 4-bit codes from byte ``offset`` of each block on: GGUF packs them as ``kernels.gemm.dequantize`` does."""
+    return torch.from_numpy(blocks[:, :, offset:].reshape(blocks.shape[0], -1))
 
 
 def decoder_config(metadata: dict[str, Any]) -> DecoderConfig:

@@ -1,0 +1,178 @@
+"""Greedy tokens of the engine against transformers on the same de-quantised weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from worker.engine.config import EngineConfig
+from worker.engine.engine import Engine
+from worker.engine.messages import EngineRequest
+from worker.engine.plan import SamplingParams
+from worker.model.quantization import AffineInt
+from worker.server.tokenizer import Tokenizer
+from worker.weights.gguf import GGUFFile
+from worker.weights.gguf_import import import_tensor
+
+if TYPE_CHECKING:
+    from worker.execution.model_runner import ModelRunner
+
+NEAR_TIE = 1e-4
+"""Logits closer than this may swap places between two correct implementations."""
+
+CHUNK = 64
+"""Token budget of a step: longer prompts are computed in chunks, beside the decodes of others."""
+
+NEW_TOKENS = 12
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "Why is the sky blue?",
+    "Write a haiku about rain.",
+    "List three prime numbers.",
+    "Translate 'good morning' to Spanish.",
+    "How do I boil an egg?",
+    "Who wrote Hamlet?",
+    "Explain photosynthesis in one sentence.",
+    "Name a mammal that can fly.",
+    "What is 12 times 12?",
+    "Give me a synonym for happy.",
+    "What does HTTP stand for?",
+    "Tell me a joke about cats.",
+    "What is the tallest mountain?",
+]
+PASSAGE = (
+    "The river rose in the night, and by morning the meadow was a lake in which the fence posts stood like herons. "
+    "Nobody in the village could remember a spring like it. The miller opened every gate he had, and still the water "
+    "came over the weir in one brown sheet; the children, who had no school that day, sailed doors and barrels. "
+)
+
+
+@pytest.fixture(scope="module")
+def file(smollm2_path: Path) -> GGUFFile:
+    return GGUFFile(smollm2_path)
+
+
+@pytest.fixture(scope="module")
+def prompts(file: GGUFFile) -> list[list[int]]:
+    """Chats shorter than a chunk, and raw texts: one token, around a block's edges, longer than one and two chunks."""
+    tokenizer = Tokenizer.from_gguf(file.metadata)
+    chats = [f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n" for q in QUESTIONS]
+    passage = tokenizer.encode(PASSAGE * 4, allow_special=False)
+    lengths = [1, 15, 16, 17, 33, CHUNK, CHUNK + 1, 2 * CHUNK + 10, 250]
+    assert len(passage) > max(lengths)
+    return [tokenizer.encode(chat, allow_special=True) for chat in chats] + [passage[:n] for n in lengths]
+
+
+@pytest.fixture(scope="module")
+def reference(file: GGUFFile) -> Any:
+    """transformers' own Llama with the same weights; its rotation pairs ``i`` with ``i + half``, the file's ``2i`` with
+    ``2i + 1``."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    metadata = file.metadata
+    heads, kv_heads = metadata["llama.attention.head_count"], metadata["llama.attention.head_count_kv"]
+    config = LlamaConfig(
+        vocab_size=metadata["llama.vocab_size"],
+        hidden_size=metadata["llama.embedding_length"],
+        intermediate_size=metadata["llama.feed_forward_length"],
+        num_hidden_layers=metadata["llama.block_count"],
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=metadata["llama.context_length"],
+        rms_norm_eps=metadata["llama.attention.layer_norm_rms_epsilon"],
+        rope_parameters={"rope_type": "default", "rope_theta": metadata["llama.rope.freq_base"]},
+        tie_word_embeddings=True,
+    )
+
+    def dense(name: str) -> torch.Tensor:
+        weight = import_tensor(file.tensors[f"{name}.weight"])
+        return weight.dequantize() if isinstance(weight, AffineInt) else weight
+
+    def halves(weight: torch.Tensor, count: int) -> torch.Tensor:
+        rows, columns = weight.shape
+        return weight.view(count, rows // count // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
+
+    state = {"model.embed_tokens.weight": dense("token_embd"), "model.norm.weight": dense("output_norm")}
+    for layer in range(config.num_hidden_layers):
+        ours, theirs = f"blk.{layer}", f"model.layers.{layer}"
+        state |= {
+            f"{theirs}.input_layernorm.weight": dense(f"{ours}.attn_norm"),
+            f"{theirs}.self_attn.q_proj.weight": halves(dense(f"{ours}.attn_q"), heads),
+            f"{theirs}.self_attn.k_proj.weight": halves(dense(f"{ours}.attn_k"), kv_heads),
+            f"{theirs}.self_attn.v_proj.weight": dense(f"{ours}.attn_v"),
+            f"{theirs}.self_attn.o_proj.weight": dense(f"{ours}.attn_output"),
+            f"{theirs}.post_attention_layernorm.weight": dense(f"{ours}.ffn_norm"),
+            f"{theirs}.mlp.gate_proj.weight": dense(f"{ours}.ffn_gate"),
+            f"{theirs}.mlp.up_proj.weight": dense(f"{ours}.ffn_up"),
+            f"{theirs}.mlp.down_proj.weight": dense(f"{ours}.ffn_down"),
+        }
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    model.load_state_dict(state, strict=False, assign=True)
+    model.tie_weights()
+    # The rotary table is no part of the state: it is computed anew, off the meta device.
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
+    return model.eval()
+
+
+def generate(runner: ModelRunner, path: Path, prompts: list[list[int]], chunk: int) -> list[list[int]]:
+    """Greedy tokens of all prompts, run together."""
+    engine = Engine(EngineConfig(model_path=str(path), max_batched_tokens=chunk, max_running=16), runner)
+    greedy = SamplingParams(temperature=0.0)
+    for index, prompt in enumerate(prompts):
+        engine.add(
+            EngineRequest(
+                request_id=str(index),
+                prompt_token_ids=prompt,
+                sampling=greedy,
+                max_tokens=NEW_TOKENS,
+                stop_token_ids=[],
+            )
+        )
+    results: list[list[int]] = [[] for _ in prompts]
+    while engine.has_work:
+        for output in engine.step():
+            results[int(output.request_id)] += output.token_ids
+    for key in range(len(prompts)):
+        runner.forget(key)
+    return results
+
+
+def worst_gap(reference: Any, prompt: list[int], generated: list[int]) -> float:
+    """How far below the reference's best logit our tokens' logits lie, at worst, each after the same prefix.
+
+    0 where the reference would have chosen the same token: then, by induction, its greedy text is ours.
+    """
+    with torch.inference_mode():
+        logits = reference(torch.tensor([prompt + generated])).logits[0, len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(generated).unsqueeze(1)).squeeze(1)
+    return float((logits.amax(dim=-1) - chosen).max())
+
+
+def test_greedy_tokens_equal_transformers_in_a_batch_of_16(
+    smollm2_runner: ModelRunner, smollm2_path: Path, prompts: list[list[int]], reference: Any
+) -> None:
+    results = generate(smollm2_runner, smollm2_path, prompts, CHUNK)
+    assert len(prompts) >= 20
+    assert [len(tokens) for tokens in results] == [NEW_TOKENS] * len(prompts)
+    gaps = [worst_gap(reference, prompt, tokens) for prompt, tokens in zip(prompts, results, strict=True)]
+    assert max(gaps) < NEAR_TIE, gaps
+
+
+def test_greedy_tokens_equal_transformers_alone(
+    smollm2_runner: ModelRunner, smollm2_path: Path, prompts: list[list[int]], reference: Any
+) -> None:
+    for prompt in prompts:
+        [tokens] = generate(smollm2_runner, smollm2_path, [prompt], CHUNK)
+        assert len(tokens) == NEW_TOKENS
+        assert worst_gap(reference, prompt, tokens) < NEAR_TIE, prompt
+
+
+def test_teacher_forcing_finds_a_wrong_token(prompts: list[list[int]], reference: Any) -> None:
+    """The oracle itself: a token that the model would not choose is seen."""
+    assert worst_gap(reference, prompts[0], [0]) > 1.0
