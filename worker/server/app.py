@@ -10,6 +10,7 @@ import msgspec
 import structlog
 from litestar import Litestar, MediaType, Request, Response, Router, get, post
 from litestar.exceptions import HTTPException
+from litestar.params import FromPath
 from litestar.types import ControllerRouterHandler
 
 from worker.protocol.chat import Model, ModelList
@@ -57,7 +58,7 @@ def create_app(
         return ModelList(data=[model])
 
     @get("/models/{name:path}", sync_to_thread=False)
-    def one_model(name: str) -> Model:
+    def one_model(name: FromPath[str]) -> Model:
         if name.removeprefix("/") != model.id:
             raise model_not_found(name.removeprefix("/"))
         return model
