@@ -32,7 +32,6 @@ from gateway.pipeline import Pipeline
 from gateway.routing.policy import Balancer
 from gateway.routing.registry import Registry
 from gateway.settings import Settings
-from gateway.telemetry import configure_logging
 from gateway.tenants.catalog import Catalog
 from gateway.tenants.service import Tenants
 
@@ -41,7 +40,6 @@ CATALOG_CACHE_S = 5.0
 
 def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     """One gateway replica. It connects when its lifespan begins; Postgres and Redis may be away then."""
-    configure_logging()
     clock = clock or SystemClock()
     engine = create_engine(settings.database_url)
 

@@ -216,11 +216,11 @@ class Answer:
         self.client_left = True
 
     def headers(self) -> list[tuple[str, str]]:
-        """What the answer's head tells of it by now; the cost, once it is settled."""
+        """What the answer's head tells of it. Only a whole answer's cost is known before its head leaves."""
         headers = list(self._ticket.headers.items())
         if self._exchange.backend_id is not None:
             headers.append(("x-penstock-backend", self._exchange.backend_id))
-        if self._settled:
+        if self._settled and not self.streamed:
             headers.append(("x-penstock-cost-usd", usd_text(self._ticket.charged_nano_usd)))
         return headers
 

@@ -21,11 +21,17 @@ def health_handlers(
 ) -> list[HTTPRouteHandler]:
     """``backends``: how many workers take requests."""
 
-    @get("/healthz", operation_id="health", summary="Whether the process runs", tags=["Operations"])
+    @get("/healthz", operation_id="health", summary="Whether the process runs", tags=["Operations"], security=[{}])
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    @get("/readyz", operation_id="readiness", summary="Whether requests can be served", tags=["Operations"])
+    @get(
+        "/readyz",
+        operation_id="readiness",
+        summary="Whether requests can be served",
+        tags=["Operations"],
+        security=[{}],
+    )
     async def readyz() -> Response[bytes]:
         passed = await asyncio.gather(*(_passes(check) for check in checks.values()))
         alive = backends()

@@ -1,17 +1,34 @@
-"""A backend on a raw socket that does what a test's script says, byte by byte."""
+"""A backend on a raw socket that does what a test's script says, byte by byte; and a gateway before it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
+import httpx
 import pytest
+import uvicorn
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.app import create_app
+from gateway.clock import SystemClock
+from gateway.db.engine import create_engine
+from gateway.db.tables import usage_events
+from gateway.routing.registry import Registry
+from gateway.routing.route import Route
+from gateway.settings import Settings
+from gateway.tenants.catalog import Catalog
+from gateway.tenants.principal import Limits
+from gateway.tenants.service import Tenants
+from worker.protocol.fleet import WorkerRecord
 from worker.protocol.sse import DONE, encode_event
 from worker.protocol.usage import MeterReading, encode_meter
 
@@ -98,8 +115,8 @@ class Conversation:
         await self.done()
 
     async def status(self, status: int, body: bytes, *, media_type: str = "application/json", more: str = "") -> None:
-        head = f"HTTP/1.1 {status} X\r\ncontent-type: {media_type}\r\ncontent-length: {len(body)}\r\n{self.ending}{more}\r\n"
-        await self.send(head.encode() + body)
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: {media_type}\r\ncontent-length: {len(body)}\r\n"
+        await self.send(f"{head}{self.ending}{more}\r\n".encode() + body)
 
     def reset(self) -> None:
         """Break the connection with a TCP reset."""
@@ -203,3 +220,141 @@ async def upstream() -> AsyncIterator[UpstreamFactory]:
     for server in started:
         if server.failures:
             raise server.failures[0]
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # the test run's own handlers stay
+
+
+@dataclass
+class Gateway:
+    """A gateway on a real socket, its Postgres and Redis, and what a test wants to know of them."""
+
+    url: str
+    port: int
+    key: str
+    admin_key: str
+    settings: Settings
+    tenants: Tenants
+    catalog: Catalog
+    engine: AsyncEngine
+    registry: Registry
+    server: uvicorn.Server
+
+    async def register(self, upstream: Upstream, worker_id: str = "w1", *, model: str = "m") -> None:
+        await self.registry.register(
+            WorkerRecord(worker_id=worker_id, pool="pool", base_url=upstream.url, model=model, context_length=1000)
+        )
+        await self._settle_view({worker_id})
+
+    async def withdraw(self, worker_id: str = "w1") -> None:
+        await self.registry.withdraw(worker_id)
+
+    async def _settle_view(self, expected: set[str]) -> None:
+        """Wait until the gateway's own copy of the registry has them."""
+        async with asyncio.timeout(5), httpx.AsyncClient() as client:
+            while True:
+                state = (await client.get(self.url + "/readyz")).json()
+                if state["backends"] >= len(expected):
+                    return
+                await asyncio.sleep(0.02)
+
+    async def rows(self, count: int = 1, *, within_s: float = 5.0) -> list[Any]:
+        """The ledger, oldest first, once it has ``count`` rows; a little longer, in case there come more."""
+        async with asyncio.timeout(within_s):
+            while len(rows := await self._rows()) < count:  # noqa: ASYNC110 - another process would tell no event
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.15)
+        rows = await self._rows()
+        assert len(rows) == count
+        return rows
+
+    async def _rows(self) -> list[Any]:
+        async with self.engine.connect() as connection:
+            return list(await connection.execute(select(usage_events).order_by(usage_events.c.request_id)))
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(settings: Settings, *, limits: Limits | None = None) -> AsyncIterator[Gateway]:
+    """Seeds a fresh database and serves ``create_app`` on a free port."""
+    clock = SystemClock()
+    engine = create_engine(settings.database_url, pool_size=2)
+    tenants, catalog = Tenants(engine, clock), Catalog(engine, clock)
+    await catalog.create_pool("pool")
+    await catalog.create_route(
+        Route(
+            "m",
+            "pool",
+            "m",
+            context_length=1000,
+            default_output_tokens=50,
+            max_output_tokens=500,
+            timeout_s=30.0,
+        )
+    )
+    await catalog.set_price("m", "1", "2", effective_from=datetime(2026, 1, 1, tzinfo=UTC))
+    await tenants.create_tenant("acme", limits or Limits())
+    key, _ = await tenants.create_key("acme", "test")
+    admin_key, _ = await tenants.create_admin_key()
+    async with Registry(settings.redis_url, ttl_s=600.0, timeout_s=2.0, refresh_s=600.0) as registry:
+        config = uvicorn.Config(
+            create_app(settings),
+            host="127.0.0.1",
+            port=0,
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            access_log=False,
+            log_config=None,
+            timeout_graceful_shutdown=1,
+        )
+        server = _Server(config)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(server.serve())
+            while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+                await asyncio.sleep(0.01)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            gateway = Gateway(
+                f"http://127.0.0.1:{port}",
+                port,
+                key,
+                admin_key,
+                settings,
+                tenants,
+                catalog,
+                engine,
+                registry,
+                server,
+            )
+            try:
+                yield gateway
+            finally:
+                server.should_exit = True
+    await engine.dispose()
+
+
+GatewayFactory = Callable[..., contextlib.AbstractAsyncContextManager[Gateway]]
+
+
+@pytest.fixture
+def start_gateway(database_url: str, redis_url: str) -> GatewayFactory:
+    """``async with start_gateway(limits=..., keepalive_s=...) as gateway``"""
+
+    def start(*, limits: Limits | None = None, **changes: Any) -> contextlib.AbstractAsyncContextManager[Gateway]:
+        values: dict[str, Any] = {
+            "database_url": database_url,
+            "redis_url": redis_url,
+            "fleet_token": "fleet-token-of-the-tests",
+            "drain_interval_s": 0.05,
+        }
+        return running_gateway(Settings(**(values | changes)), limits=limits)
+
+    return start
+
+
+@pytest.fixture
+async def gateway(start_gateway: GatewayFactory) -> AsyncIterator[Gateway]:
+    async with start_gateway() as running:
+        yield running

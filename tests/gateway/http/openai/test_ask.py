@@ -1,0 +1,149 @@
+"""Bodies as they come from strangers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.http.openai.ask import parse_chat
+from worker.protocol.errors import ApiError
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def parse(**fields: Any) -> Any:
+    return parse_chat(json.dumps({"model": "m", "messages": MESSAGES} | fields).encode())
+
+
+def refused(raw: bytes) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse_chat(raw)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_reads_what_the_gateway_needs() -> None:
+    raw = json.dumps(
+        {"model": "m", "messages": MESSAGES * 2, "stream": True, "stream_options": {"include_usage": True}, "n": 3}
+        | {"max_tokens": 7, "temperature": 0, "unknown": {"kept": [1.5, None]}}
+    ).encode()
+    ask = parse_chat(raw)
+    assert (ask.model, ask.messages, ask.size, ask.stream, ask.include_usage) == ("m", 2, len(raw), True, True)
+    assert (ask.choices, ask.max_output_tokens) == (3, 7)
+    assert ask.body["unknown"] == {"kept": [1.5, None]}
+    assert ask.body["temperature"] == 0
+
+
+def test_absent_and_null_fields_mean_the_default() -> None:
+    for ask in (parse(), parse(stream=None, stream_options=None, n=None, max_tokens=None, max_completion_tokens=None)):
+        assert (ask.stream, ask.include_usage, ask.choices, ask.max_output_tokens) == (False, False, 1, None)
+
+
+def test_the_newer_name_of_the_output_cap_wins() -> None:
+    assert parse(max_tokens=5, max_completion_tokens=9).max_output_tokens == 9
+    assert parse(max_tokens=5).max_output_tokens == 5
+
+
+def test_of_two_equal_keys_the_last_counts_and_only_it_is_sent_on() -> None:
+    ask = parse_chat(b'{"model":"m","messages":[{}],"max_tokens":1,"max_tokens":400}')
+    assert ask.max_output_tokens == 400
+    assert ask.body["max_tokens"] == 400
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b'{"model":"m","messages":[{}],"temperature":NaN}',
+        b'{"model":"m","messages":[{}],"temperature":Infinity}',
+        b'{"model":"m","messages":[{}],"temperature":1e999}',
+        b'{"model":"m","messages":[{}]} trailing',
+        b'{"model":"m","messages":[{"content":"\\ud800"}]}',
+        b'{"model":"m","messages":[{"content":"\xff"}]}',
+        b'\xef\xbb\xbf{"model":"m","messages":[{}]}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"model":"m","messages":[{}],"seed":' + b"9" * 10_000 + b"}",
+        b'"text"',
+        b"null",
+        b"[]",
+        b"1",
+    ],
+    ids=lambda raw: repr(raw[:40]),
+)
+def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
+    assert refused(raw).body.param is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": None}, "model"),
+        ({"model": ""}, "model"),
+        ({"model": 5}, "model"),
+        ({"model": "x" * 10_000}, "model"),
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": {"role": "user"}}, "messages"),
+        ({"messages": [*MESSAGES, "hi"]}, "messages[1]"),
+        ({"stream": "true"}, "stream"),
+        ({"stream": 1}, "stream"),
+        ({"stream_options": []}, "stream_options"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"n": 0}, "n"),
+        ({"n": -1}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": True}, "n"),
+        ({"n": 1.0}, "n"),
+        ({"n": "2"}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -5}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": False}, "max_tokens"),
+        ({"max_tokens": "10"}, "max_tokens"),
+        ({"max_completion_tokens": 0, "max_tokens": 5}, "max_completion_tokens"),
+    ],
+    ids=str,
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
+    body = {"model": "m", "messages": MESSAGES} | fields
+    assert refused(json.dumps(body).encode()).body.param == param
+
+
+def test_missing_fields_are_named() -> None:
+    assert refused(b'{"messages":[{}]}').body.param == "model"
+    assert refused(b'{"model":"m"}').body.param == "messages"
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_no_bytes_make_it_fail_otherwise(raw: bytes) -> None:
+    try:
+        parse_chat(raw)
+    except ApiError as error:
+        assert error.status == 400
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = ("model", "messages", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens")
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, JSON)))
+def test_no_value_of_a_field_makes_it_fail_otherwise(fields: dict[str, Any]) -> None:
+    raw = json.dumps({"model": "m", "messages": MESSAGES} | fields).encode(errors="surrogatepass")
+    try:
+        ask = parse_chat(raw)
+    except ApiError as error:
+        assert error.status == 400
+    else:
+        assert ask.choices >= 1
