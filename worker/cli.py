@@ -238,3 +238,7 @@ def _configure_logging() -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -10,20 +10,26 @@ import datetime
 import json
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from worker.server.tokenizer import Tokenizer
+from worker.server.tokenizer import Tokenizer, UnsupportedTokenizer
+from worker.weights.gguf import GGUFError, GGUFFile
 
 
 class TemplateRefused(ValueError):
     """The template can't render these messages; the message says why, for the one who sent them."""
+
+
+class UnusableModel(ValueError):
+    """A model file can't be served; the message names it and says why."""
 
 
 class _Raised(TemplateError):
@@ -84,29 +90,50 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         environment.globals["namespace"] = _GuardedNamespace
         self._template = environment.from_string(source)
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> list[str | int]:
         """The prompt that asks for the assistant's next turn: plain text as text, special tokens as ids.
 
         Raises TemplateRefused.
         """
-        veil = _Veil(self._tokenizer.special_tokens)
+        veil = _Veil(self.tokenizer.special_tokens)
         try:
             rendered = self._template.render(
                 messages=[veil.hide(message) for message in messages],
                 tools=None,
                 documents=None,
                 add_generation_prompt=True,
-                bos_token=self._tokenizer.bos_token,
-                eos_token=self._tokenizer.eos_token,
+                bos_token=self.tokenizer.bos_token,
+                eos_token=self.tokenizer.eos_token,
             )
         except _Raised as refused:
             raise TemplateRefused(f"The model's chat template refused the messages: {refused}") from None
         except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as fault:
             raise TemplateRefused("The model's chat template can't render messages of this form.") from fault
-        pieces = self._tokenizer.split_special(rendered)
+        pieces = self.tokenizer.split_special(rendered)
         return [piece if isinstance(piece, int) else veil.show(piece) for piece in pieces]
+
+    def encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The prompt's token ids: special ids from the template alone. Raises TemplateRefused, UntokenizableText."""
+        ids: list[int] = []
+        for piece in self.render(messages):
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                ids += self.tokenizer.encode(piece)
+        return ids
+
+
+def load_chat_template(path: Path) -> ChatTemplate:
+    """The template and tokenizer of a GGUF file. Raises UnusableModel."""
+    try:
+        metadata = GGUFFile(path).metadata
+        return ChatTemplate(metadata["tokenizer.chat_template"], Tokenizer.from_gguf(metadata))
+    except KeyError as missing:
+        raise UnusableModel(f"{path} can't serve chats: it has no metadata {missing}.") from missing
+    except (OSError, GGUFError, UnsupportedTokenizer, TemplateSyntaxError) as fault:
+        raise UnusableModel(f"{path} can't be served: {fault}") from fault
 
 
 class _Veil:

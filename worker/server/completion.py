@@ -23,7 +23,7 @@ from worker.protocol.errors import (
 from worker.protocol.usage import MeterReading, Usage
 from worker.server.chat_template import ChatTemplate, TemplateRefused
 from worker.server.parameters import ChatParameters
-from worker.server.tokenizer import Tokenizer, UntokenizableText
+from worker.server.tokenizer import UntokenizableText
 
 _LONG_PROMPT: Final = 16_384
 """Bytes of text from which a prompt is templated and tokenised in a thread: about 2 ms of work."""
@@ -94,11 +94,10 @@ class Completion:
 class ChatService:
     """Turns valid chat requests into completions of one model."""
 
-    def __init__(self, engine: EngineClient, tokenizer: Tokenizer, template: ChatTemplate, model: str) -> None:
+    def __init__(self, engine: EngineClient, template: ChatTemplate, model: str) -> None:
         """``model``: the name that requests ask for it by."""
         self.engine = engine
         self.model = model
-        self._tokenizer = tokenizer
         self._template = template
 
     async def start(self, parameters: ChatParameters, call: Call) -> Completion:
@@ -120,12 +119,12 @@ class ChatService:
             generation = self.engine.generate(request)
         except EngineError as fault:
             raise engine_fault(fault) from fault
-        return Completion(len(prompt), generation, TextStream(self._tokenizer, parameters.stop))
+        return Completion(len(prompt), generation, TextStream(self._template.tokenizer, parameters.stop))
 
     async def _prompt(self, messages: list[dict[str, str]]) -> list[int]:
         size = sum(len(message["content"].encode()) for message in messages)
         limit = self.engine.info.max_model_len
-        if size > limit * self._tokenizer.longest_token:
+        if size > limit * self._template.tokenizer.longest_token:
             # Too long whatever its tokens are: don't spend time on counting them.
             raise context_length_exceeded(
                 f"This model's context is {limit} tokens, and the messages, {size} bytes of text, are far longer. "
@@ -133,20 +132,10 @@ class ChatService:
             )
         try:
             if size < _LONG_PROMPT:
-                return self._tokenize(messages)
-            return await asyncio.to_thread(self._tokenize, messages)
+                return self._template.encode(messages)
+            return await asyncio.to_thread(self._template.encode, messages)
         except (TemplateRefused, UntokenizableText) as fault:
             raise bad_request(str(fault), param="messages", code="invalid_value") from fault
-
-    def _tokenize(self, messages: list[dict[str, str]]) -> list[int]:
-        """The prompt's ids. Special ids come from the template alone, never from what a message spells."""
-        ids: list[int] = []
-        for piece in self._template.render(messages):
-            if isinstance(piece, int):
-                ids.append(piece)
-            else:
-                ids += self._tokenizer.encode(piece)
-        return ids
 
     def _max_tokens(self, prompt_tokens: int, parameters: ChatParameters, call: Call) -> int:
         limit = self.engine.info.max_model_len

