@@ -8,6 +8,7 @@
 --
 -- The keys of tenants and requests are made here from the prefix; they bear the shard's hash tag like those in KEYS.
 
+-- Negate by subtracting from 0: -0 would become "-0", which is no integer to Redis.
 local function text(number)
   return string.format('%.0f', number)
 end
@@ -20,7 +21,6 @@ local reply = { #expired }
 for _, id in ipairs(expired) do
   local reservation = prefix .. 'request:' .. id
   local held = redis.call('HMGET', reservation, 'state', 'tenant', 'period', 'bound', 'bucket', 'charged', 'event')
-  redis.call('ZREM', KEYS[1], id)
   if held[2] then
     local key = prefix .. 'tenant:' .. held[2]
     redis.call('ZREM', key .. ':live', id)
@@ -28,7 +28,7 @@ for _, id in ipairs(expired) do
       local tenant = redis.call('HMGET', key, 'kind', 'start', 'end')
       if tenant[1] and held[3] == tenant[1] .. ':' .. tenant[2] .. ':' .. tenant[3] then
         redis.call('HINCRBY', key, 'spent', text(tonumber(held[6])))
-        redis.call('HINCRBY', key, 'reserved', text(-tonumber(held[4])))
+        redis.call('HINCRBY', key, 'reserved', text(0 - tonumber(held[4])))
       end
       redis.call('HINCRBY', key, 'settlements', 1)
       redis.call('XADD', KEYS[2], '*', 'event', held[7], 'revision', '1')
@@ -38,5 +38,6 @@ for _, id in ipairs(expired) do
       reply[#reply + 1] = id
     end
   end
+  redis.call('ZREM', KEYS[1], id)
 end
 return reply

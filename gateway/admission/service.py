@@ -109,7 +109,8 @@ class Admission:
     async def close(self) -> None:
         """Wait, but not for long, until pending settlements have landed; then stop. Open requests expire by lease."""
         try:
-            await asyncio.wait_for(self._settlements.drained(), _CLOSE_LIMIT_S)
+            async with asyncio.timeout(_CLOSE_LIMIT_S):
+                await self._settlements.drained()
         except TimeoutError:
             log.error("%d settlements did not reach Redis; their requests will be settled as abandoned",
                       self._settlements.waiting)  # fmt: skip
@@ -293,8 +294,10 @@ class Admission:
 
     async def _repeat(self, work: Callable[[], Awaitable[object]], interval_s: float, early: asyncio.Event) -> None:
         while True:
+            # Not wait_for: on Python 3.11 it may swallow a cancellation.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(early.wait(), interval_s)
+                async with asyncio.timeout(interval_s):
+                    await early.wait()
             early.clear()
             try:
                 await work()

@@ -11,6 +11,7 @@
 -- janitor's, which replaces it (revision 2) and brings the difference. A withdrawal, after an admission whose answer
 -- was never seen, leaves no event, and its tombstone keeps that admission out if it arrives later.
 
+-- Negate by subtracting from 0: -0 would become "-0", which is no integer to Redis.
 local function text(number)
   return string.format('%.0f', number)
 end
@@ -29,7 +30,7 @@ if tenant[1] and period == tenant[1] .. ':' .. tenant[2] .. ':' .. tenant[3] the
   local before = state == 'settled' and tonumber(held[5]) or 0
   redis.call('HINCRBY', KEYS[1], 'spent', text(charged - before))
   if state == 'open' then
-    redis.call('HINCRBY', KEYS[1], 'reserved', text(-tonumber(held[3])))
+    redis.call('HINCRBY', KEYS[1], 'reserved', text(0 - tonumber(held[3])))
   end
 end
 

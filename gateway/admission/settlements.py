@@ -93,7 +93,8 @@ class Settlements:
         while True:
             await self._failing.wait()
             try:
-                await asyncio.wait_for(self._back.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await self._back.wait()
             except TimeoutError:
                 wait = min(wait * 2, _LONGEST_WAIT_S)
             self._back.clear()

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import redis as redis_py
+
+from gateway.admission import keys
+from gateway.admission.errors import Refused
+from gateway.admission.redis import RedisUnavailable
+from gateway.admission.service import Admission
+from gateway.billing.usage import TokenUsage
+from tests.gateway.admission.support import Ledger, admission, advance, eventually, take, tenant
+
+
+async def test_a_dead_gateway_leaves_one_abandoned_row_as_last_checkpointed(
+    redis_url: str, gate: Admission, ledger: Ledger
+) -> None:
+    principal = tenant(slots=1, budget=10**9)
+    async with admission(redis_url, ledger) as dying:
+        ticket = await take(dying, principal, 50_000)
+        ticket.checkpoint(TokenUsage(10, 5), "w1")
+        await dying._leases.renew()
+        ticket.checkpoint(TokenUsage(10, 6), "w1")  # never written
+    with pytest.raises(Refused):
+        await take(gate, principal)
+    assert await gate.expire_leases() == 0
+    advance(9.6, gate)
+    assert await gate.expire_leases() == 1
+    assert await gate.expire_leases() == 0
+    [row] = ledger.events(principal)
+    assert (row.request_id, row.admitted_at, row.status) == (ticket.request_id, ticket.admitted_at, "abandoned")
+    assert (row.prompt_tokens, row.completion_tokens, row.charged_nano_usd, row.backend) == (10, 5, 20_000, "w1")
+    counters = await gate.counters(principal.tenant_id)
+    assert (counters.spent, counters.reserved, counters.live) == (20_000, 0, 0)
+    await take(gate, principal)
+
+
+async def test_a_gateway_that_dies_before_its_first_heartbeat(redis_url: str, gate: Admission, ledger: Ledger) -> None:
+    principal = tenant(budget=10**9)
+    async with admission(redis_url, ledger) as dying:
+        ticket = await take(dying, principal, 50_000)
+    advance(10, gate)
+    assert await gate.expire_leases() == 1
+    [row] = ledger.events(principal)
+    assert (row.admitted_at, row.status, row.charged_nano_usd) == (ticket.admitted_at, "abandoned", 0)
+    assert (row.key_id, row.route, row.price_id, row.attempts) == ("key1", "tiny", ticket.draft.price.id, 0)  # type: ignore[union-attr]
+
+
+async def test_a_heartbeat_keeps_leases(gate: Admission, ledger: Ledger) -> None:
+    principal = tenant(slots=1)
+    ticket = await take(gate, principal)
+    for _ in range(5):
+        advance(5, gate)
+        await gate._leases.renew()
+        assert await gate.expire_leases() == 0
+    with pytest.raises(Refused):
+        await take(gate, principal)
+    ticket.settle("ok")
+    await ticket.settled()
+    await gate._leases.renew()
+    assert [row.status for row in ledger.events(principal)] == ["ok"]
+    assert (await gate.counters(principal.tenant_id)).live == 0
+
+
+async def test_heartbeats_and_sweeps_run_by_themselves(redis_url: str, ledger: Ledger) -> None:
+    principal = tenant(slots=2)
+    async with admission(redis_url, ledger, lease_s=0.5, renewal_s=0.1) as gate:
+        kept = await take(gate, principal)
+        kept.checkpoint(TokenUsage(1, 2), "w1")
+        lost = await take(gate, principal)
+        gate._leases.remove(lost.request_id)
+
+        async def swept() -> bool:
+            return [row.request_id for row in ledger.events(principal)] == [lost.request_id]
+
+        await eventually(swept)
+        await asyncio.sleep(0.5)
+        assert (await gate.counters(principal.tenant_id)).live == 1
+        with redis_py.Redis.from_url(redis_url) as client:
+            event = client.hget(keys.request(principal.shard, kept.request_id), "event")
+        assert b'"completion_tokens":2' in event
+
+
+async def test_a_settlement_after_the_janitors_is_revision_two_with_the_difference(
+    gate: Admission, ledger: Ledger
+) -> None:
+    principal = tenant(slots=1, budget=10**9)
+    ticket = await take(gate, principal, 50_000)
+    ticket.checkpoint(TokenUsage(10, 5), "w1")
+    await gate._leases.renew()
+    advance(10, gate)
+    assert await gate.expire_leases() == 1
+    ticket.settle("ok", TokenUsage(10, 20))
+    await ticket.settled()
+    entries = [
+        (revision, event.status, event.charged_nano_usd) for _, revision, event in ledger.entries(principal.shard)
+    ]
+    assert entries == [(1, "abandoned", 20_000), (2, "ok", 50_000)]
+    counters = await gate.counters(principal.tenant_id)
+    assert (counters.spent, counters.reserved, counters.live) == (50_000, 0, 0)
+    gate._settlements.resend()
+    await gate._settlements.drained()
+    assert len(ledger.entries(principal.shard)) == 2
+    assert (await gate.counters(principal.tenant_id)).spent == 50_000
+
+
+async def test_a_late_settlement_may_cost_less(gate: Admission, ledger: Ledger) -> None:
+    principal = tenant(rpm=5, budget=10**9)
+    ticket = await take(gate, principal, 50_000)
+    ticket.checkpoint(TokenUsage(10, 5), "w1")
+    await gate._leases.renew()
+    advance(10, gate)
+    await gate.expire_leases()
+    ticket.settle("failed", TokenUsage(10, 0), attempts=0)
+    await ticket.settled()
+    counters = await gate.counters(principal.tenant_id)
+    assert (counters.spent, counters.reserved, counters.window) == (0, 0, 0)
+
+
+async def test_a_gateway_that_slept_past_its_lease_holds_a_slot_again(gate: Admission, ledger: Ledger) -> None:
+    principal = tenant(slots=1)
+    ticket = await take(gate, principal)
+    advance(10, gate)
+    assert await gate.expire_leases() == 1
+    await gate._leases.renew()
+    assert (await gate.counters(principal.tenant_id)).live == 1
+    with pytest.raises(Refused):
+        await take(gate, principal)
+    ticket.settle("ok")
+    await ticket.settled()
+    assert (await gate.counters(principal.tenant_id)).live == 0
+    advance(10, gate)
+    assert await gate.expire_leases() == 0
+    assert [revision for _, revision, _ in ledger.entries(principal.shard)] == [1, 2]
+
+
+async def test_it_dies_after_all(gate: Admission, ledger: Ledger) -> None:
+    principal = tenant(slots=1)
+    await take(gate, principal)
+    advance(10, gate)
+    await gate.expire_leases()
+    await gate._leases.renew()
+    advance(10, gate)
+    assert await gate.expire_leases() == 0  # settled before; only the slot was held again
+    assert (await gate.counters(principal.tenant_id)).live == 0
+    assert len(ledger.entries(principal.shard)) == 1
+
+
+async def test_more_leases_than_fit_in_one_call(gate: Admission, ledger: Ledger) -> None:
+    principal = tenant(budget=10**9)
+    await asyncio.gather(*(take(gate, principal, 10) for _ in range(250)))
+    advance(5, gate)
+    await gate._leases.renew()
+    advance(5, gate)
+    assert await gate.expire_leases() == 0
+    advance(5, gate)
+    assert await gate.expire_leases() == 250
+    assert len(ledger.events(principal)) == 250
+    counters = await gate.counters(principal.tenant_id)
+    assert (counters.reserved, counters.live) == (0, 0)
+
+
+async def test_all_shards_are_swept(gate: Admission, ledger: Ledger) -> None:
+    principals = [tenant() for _ in range(100)]
+    await asyncio.gather(*(take(gate, principal) for principal in principals))
+    advance(10, gate)
+    assert await gate.expire_leases() == 100
+
+
+# Redis emptied
+
+
+async def test_an_emptied_redis_gets_everything_back_before_it_admits(redis_url: str, ledger: Ledger) -> None:
+    principal = tenant(slots=3, budget=200_000)
+    async with (
+        admission(redis_url, ledger, renewal_s=0.2, timeout_s=1) as one,
+        admission(redis_url, ledger, renewal_s=0.2, timeout_s=1) as two,
+    ):
+        drained = await take(one, principal, 50_000)
+        drained.settle("ok", TokenUsage(10, 5))
+        await drained.settled()
+        ledger.drain(principal.shard)
+        undrained = await take(two, principal, 50_000)
+        undrained.settle("ok", TokenUsage(20, 5))
+        await undrained.settled()
+        ones, twos = await take(one, principal, 40_000), await take(two, principal, 30_000)
+        twos.checkpoint(TokenUsage(10, 5), "w1")
+        with redis_py.Redis.from_url(redis_url) as client:
+            client.flushall()
+        with pytest.raises(RedisUnavailable) as caught:
+            await take(one, principal, 1)
+        assert 0 < caught.value.retry_after_s <= 1.2
+
+        async def opened() -> bool:
+            try:
+                ticket = await take(one, principal, 1)
+            except RedisUnavailable:
+                return False
+            ticket.settle("ok", TokenUsage(0, 0))
+            await ticket.settled()
+            return True
+
+        await eventually(opened)
+        counters = await one.counters(principal.tenant_id)
+        assert (counters.spent, counters.reserved, counters.live) == (50_000, 70_000, 2)
+        with pytest.raises(Refused):
+            await take(two, principal, 80_001)
+        ones.settle("ok", TokenUsage(10, 0))
+        twos.settle("ok", TokenUsage(10, 5))
+        await asyncio.gather(ones.settled(), twos.settled())
+        counters = await one.counters(principal.tenant_id)
+        assert (counters.spent, counters.reserved, counters.live) == (80_000, 0, 0)
+    rows = ledger.events(principal)
+    assert sorted(row.charged_nano_usd for row in rows) == [0, 10_000, 20_000, 20_000, 30_000]
+    assert sum(row.charged_nano_usd for row in rows) == 80_000
+
+
+async def test_settled_while_redis_was_empty(gate: Admission, ledger: Ledger, redis_url: str) -> None:
+    principal = tenant(budget=10**9)
+    ticket = await take(gate, principal, 50_000)
+    with redis_py.Redis.from_url(redis_url) as client:
+        client.flushall()
+    ticket.settle("ok", TokenUsage(10, 5))
+    await ticket.settled()
+    await gate._leases.renew()  # notices the missing epoch and sends the settlement again: still one row
+    await gate._settlements.drained()
+    assert [row.charged_nano_usd for row in ledger.events(principal)] == [20_000]
+    advance(3700, gate)
+    await take(gate, principal, 1)
+    assert (await gate.counters(principal.tenant_id)).spent == 20_000
+
+
+async def test_a_new_redis_admits_at_once(redis_url: str, ledger: Ledger) -> None:
+    async with admission(redis_url, ledger) as gate:
+        await take(gate, tenant(1, 1, 1), 1)
+
+
+async def test_one_missing_shard_is_not_taken_for_a_new_redis(redis_url: str, ledger: Ledger) -> None:
+    principal = tenant()
+    async with admission(redis_url, ledger):
+        with redis_py.Redis.from_url(redis_url) as client:
+            client.delete(keys.epoch(principal.shard))
+    async with admission(redis_url, ledger, renewal_s=0.2) as gate:
+        with pytest.raises(RedisUnavailable):
+            await take(gate, principal)

@@ -1,0 +1,491 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import redis as redis_py
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.admission import keys
+from gateway.admission.errors import Refused, Stale
+from gateway.admission.redis import RedisUnavailable
+from gateway.admission.service import Admission
+from gateway.billing.usage import TokenUsage
+from gateway.ids import uuid7
+from gateway.local.services import EmbeddedRedis
+from gateway.tenants.principal import Budget, Principal
+from tests.gateway.admission.support import DRAFT, Ledger, admission, advance, eventually, take, tenant
+
+ROOT = Path(__file__).parents[3]
+
+
+async def refusal(gate: Admission, principal: Principal, bound: int = 0) -> Refused:
+    with pytest.raises(Refused) as caught:
+        await take(gate, principal, bound)
+    return caught.value
+
+
+def refusals(redis_url: str, principal: Principal) -> dict[str, int]:
+    with redis_py.Redis.from_url(redis_url) as client:
+        found = client.hgetall(keys.refusals(principal.shard))
+    return {
+        field.decode(): int(count)
+        for field, count in found.items()
+        if field.startswith(str(principal.tenant_id).encode())
+    }
+
+
+# Requests per minute
+
+
+async def test_requests_per_minute_with_headers_and_a_true_retry_after(gate: Admission) -> None:
+    principal = tenant(rpm=2)
+    first = await take(gate, principal)
+    assert first.headers == {
+        "x-ratelimit-limit-requests": "2",
+        "x-ratelimit-remaining-requests": "1",
+        "x-ratelimit-reset-requests": "0s",
+    }
+    advance(20, gate)
+    second = await take(gate, principal)
+    assert second.headers["x-ratelimit-remaining-requests"] == "0"
+    assert second.headers["x-ratelimit-reset-requests"] != "0s"
+    refused = await refusal(gate, principal)
+    assert (refused.reason, refused.limit, refused.remaining) == ("requests_per_minute", 2, 0)
+    assert refused.retry_after_s is not None
+    assert 39 < refused.retry_after_s <= 41
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    advance(refused.retry_after_s - 0.2, gate)
+    again = await refusal(gate, principal)
+    assert again.retry_after_s is not None
+    assert again.retry_after_s <= 0.2
+    advance(0.2, gate)
+    await take(gate, principal)  # the first has left the window, the second has not
+    await refusal(gate, principal)
+
+
+async def test_refusals_use_nothing_up(gate: Admission, redis_url: str) -> None:
+    principal = tenant(rpm=2, slots=1, budget=100)
+    held = await take(gate, principal, 60)
+    before = await gate.counters(principal.tenant_id)
+    for _ in range(5):
+        assert (await refusal(gate, principal, 10)).reason == "concurrent_requests"
+        assert (await refusal(gate, principal, 41)).reason == "budget"
+    assert await gate.counters(principal.tenant_id) == before
+    held.settle("ok", TokenUsage(0, 0))
+    await held.settled()
+    await take(gate, principal, 100)
+    assert (await refusal(gate, principal)).reason == "requests_per_minute"
+    counted = refusals(redis_url, principal)
+    reasons = {(field.split("|")[1], field.split("|")[2]): count for field, count in counted.items()}
+    assert reasons[("key1", "concurrent_requests")] == 5
+    assert reasons[("key1", "budget")] == 5
+    assert reasons[("key1", "requests_per_minute")] == 1
+    assert all(int(field.split("|")[3]) % 900 == 0 for field in counted)
+
+
+async def test_the_longest_wait_of_several_limits_counts(gate: Admission) -> None:
+    principal = tenant(rpm=1, slots=1)
+    await take(gate, principal)
+    refused = await refusal(gate, principal)
+    assert refused.reason == "requests_per_minute"
+    assert refused.retry_after_s is not None
+    assert refused.retry_after_s > 55
+
+
+@pytest.mark.parametrize("limited", [tenant(rpm=0), tenant(slots=0)])
+async def test_a_limit_of_zero_lets_nothing_pass_ever(gate: Admission, limited: Principal) -> None:
+    assert (await refusal(gate, limited)).retry_after_s is None
+
+
+async def test_a_request_that_reached_no_backend_is_given_back(gate: Admission) -> None:
+    principal = tenant(rpm=1)
+    for _ in range(3):
+        ticket = await take(gate, principal)
+        ticket.settle("failed", attempts=0, error_code="no_backend_available")
+        await ticket.settled()
+    ticket = await take(gate, principal)
+    ticket.settle("failed", attempts=1)
+    await ticket.settled()
+    assert (await refusal(gate, principal)).reason == "requests_per_minute"
+
+
+async def test_a_refund_goes_to_the_second_that_was_charged(gate: Admission) -> None:
+    principal = tenant(rpm=2)
+    old = await take(gate, principal)
+    advance(30, gate)
+    new = await take(gate, principal)
+    new.settle("failed", attempts=0)
+    await new.settled()
+    advance(31.5, gate)  # the old one has left by itself
+    assert (await gate.counters(principal.tenant_id)).window == 1
+    await take(gate, principal)
+    await take(gate, principal)
+    await refusal(gate, principal)
+    old.settle("failed", attempts=0)  # its second is gone: nothing to give back
+    await old.settled()
+    assert (await gate.counters(principal.tenant_id)).window == 2
+    await refusal(gate, principal)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 4), st.lists(st.integers(0, 40_000), min_size=1, max_size=25))
+def test_no_minute_ever_holds_more_than_the_limit(redis_server: str, rpm: int, gaps_ms: list[int]) -> None:
+    async def scenario() -> None:
+        async with admission(redis_server, Ledger(redis_server)) as gate:
+            principal = tenant(rpm=rpm)
+            admitted: list[float] = []
+            for gap in gaps_ms:
+                advance(gap / 1000, gate)
+                try:
+                    ticket = await take(gate, principal)
+                except Refused as refused:
+                    assert refused.retry_after_s is not None
+                    assert 0 < refused.retry_after_s <= 61
+                    advance(refused.retry_after_s, gate)
+                    ticket = await take(gate, principal)
+                admitted.append(ticket.admitted_at.timestamp())
+            for index in range(len(admitted) - rpm):
+                assert admitted[index + rpm] - admitted[index] > 60
+
+    asyncio.run(scenario())
+
+
+# Concurrent requests
+
+
+async def test_slots_come_back_at_settlement(gate: Admission) -> None:
+    principal = tenant(slots=2)
+    first, second = await take(gate, principal), await take(gate, principal)
+    refused = await refusal(gate, principal)
+    assert (refused.reason, refused.limit, refused.remaining, refused.headers) == ("concurrent_requests", 2, 0, {})
+    first.settle("aborted")
+    await first.settled()
+    await take(gate, principal)
+    await refusal(gate, principal)
+    second.settle("ok")
+
+
+async def test_only_live_leases_hold_slots(gate: Admission) -> None:
+    principal = tenant(slots=1)
+    await take(gate, principal)
+    advance(9.4, gate)
+    await refusal(gate, principal)
+    advance(0.2, gate)
+    await take(gate, principal)  # before any janitor came by
+
+
+# Budgets
+
+
+async def test_the_worst_case_is_reserved_and_the_difference_returned(gate: Admission) -> None:
+    principal = tenant(budget=100_000)
+    first = await take(gate, principal, 60_000)
+    refused = await refusal(gate, principal, 40_001)
+    assert (refused.reason, refused.limit, refused.remaining, refused.retry_after_s) == ("budget", 100_000, 40_000, 1.0)
+    second = await take(gate, principal, 40_000)
+    first.settle("ok", TokenUsage(10, 5))
+    await first.settled()
+    counters = await gate.counters(principal.tenant_id)
+    assert (counters.spent, counters.reserved) == (20_000, 40_000)
+    await take(gate, principal, 40_000)
+    second.settle("ok", TokenUsage(100, 0))  # above its bound: charged nevertheless
+    await second.settled()
+    assert second.event is not None
+    assert second.event.over_bound
+    counters = await gate.counters(principal.tenant_id)
+    assert (counters.spent, counters.reserved) == (120_000, 40_000)
+
+
+async def test_a_spent_budget_waits_for_the_next_period(gate: Admission) -> None:
+    principal = tenant(budget=100_000)
+    ticket = await take(gate, principal, 100_000)
+    ticket.settle("ok", TokenUsage(100, 0))
+    await ticket.settled()
+    refused = await refusal(gate, principal, 1)
+    midnight = ticket.admitted_at.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+    assert refused.retry_after_s is not None
+    assert abs((midnight - ticket.admitted_at).total_seconds() - refused.retry_after_s) < 10
+    await take(gate, principal, 0)  # what is free passes
+    advance(refused.retry_after_s - 0.3, gate)
+    await refusal(gate, principal, 1)
+    advance(0.4, gate)
+    await take(gate, principal, 100_000)
+
+
+async def test_no_wait_helps_a_request_above_the_whole_budget(gate: Admission) -> None:
+    assert (await refusal(gate, tenant(budget=10), 11)).retry_after_s is None
+    principal = tenant(budget=Budget(100_000, "total", "UTC"))
+    ticket = await take(gate, principal, 100_000)
+    ticket.settle("ok", TokenUsage(100, 0))
+    await ticket.settled()
+    assert (await refusal(gate, principal, 1)).retry_after_s is None
+
+
+async def test_a_budget_of_zero_admits_what_is_free(gate: Admission) -> None:
+    principal = tenant(budget=0)
+    await take(gate, principal, 0)
+    await refusal(gate, principal, 1)
+
+
+async def test_a_late_settlement_does_not_touch_the_next_period(gate: Admission) -> None:
+    principal = tenant(budget=100_000)
+    yesterday = await take(gate, principal, 50_000)
+    advance(86_400, gate)
+    await take(gate, principal, 10_000)
+    yesterday.settle("ok", TokenUsage(10, 5))
+    await yesterday.settled()
+    counters = await gate.counters(principal.tenant_id)
+    assert (counters.spent, counters.reserved) == (0, 10_000)
+
+
+async def test_a_change_of_zone_begins_with_the_next_period(gate: Admission) -> None:
+    tenant_id = uuid7()
+    first = await take(gate, tenant(budget=Budget(100, "day", "UTC"), tenant_id=tenant_id), 60)
+    moved = tenant(budget=Budget(100, "day", "Pacific/Kiritimati"), tenant_id=tenant_id, generation=2)
+    second = await take(gate, moved, 40)
+    assert second.period == first.period
+    await refusal(gate, moved, 1)
+    advance(86_400, gate)
+    assert (await take(gate, moved, 100)).period != first.period
+
+
+async def test_amounts_are_exact_up_to_the_largest(gate: Admission, redis_url: str) -> None:
+    most = 2**53 - 1
+    principal = tenant(budget=most)
+    await take(gate, principal, most - 1)
+    assert (await gate.counters(principal.tenant_id)).reserved == most - 1
+    await refusal(gate, principal, 2)
+    await take(gate, principal, 1)
+    assert (await gate.counters(principal.tenant_id)).reserved == most
+    with pytest.raises(ValueError, match="bound"):
+        await take(gate, principal, most + 1)
+    with pytest.raises(ValueError, match="bound"):
+        await take(gate, principal, -1)
+
+
+# All replicas
+
+
+@pytest.mark.parametrize(
+    ("principal", "bound", "passes"),
+    [(tenant(rpm=10), 0, 10), (tenant(slots=7), 0, 7), (tenant(budget=1000), 90, 11), (tenant(5, 9, 1000), 90, 5)],
+)
+async def test_replicas_share_every_limit(
+    redis_url: str, ledger: Ledger, principal: Principal, bound: int, passes: int
+) -> None:
+    async with (
+        admission(redis_url, ledger) as one,
+        admission(redis_url, ledger) as two,
+        admission(redis_url, ledger) as three,
+    ):
+        calls = [take(gate, principal, bound) for _ in range(10) for gate in (one, two, three)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert sum(not isinstance(outcome, BaseException) for outcome in outcomes) == passes
+        assert all(isinstance(outcome, Refused) for outcome in outcomes if isinstance(outcome, BaseException))
+
+
+async def test_processes_share_every_limit(redis_url: str) -> None:
+    """Tenants that Redis has never seen, and three processes that begin at the same moment."""
+    limits = {(40, 0, 0): 40, (0, 25, 0): 25, (0, 0, 3300): 33}
+    contests = [",".join(map(str, (uuid7(), *limit, 100, 50))) for limit in limits]
+    command = [sys.executable, "-m", "tests.gateway.admission.contender", redis_url, *contests]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    processes = [await asyncio.create_subprocess_exec(*command, cwd=ROOT, **pipes) for _ in range(3)]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"ready\n"
+        outputs = await asyncio.gather(*(process.communicate(b"go\n") for process in processes))
+    finally:
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    counts = [[int(count) for count in output.split()] for output, _ in outputs]
+    assert [sum(contest) for contest in zip(*counts, strict=True)] == list(limits.values())
+
+
+# Staleness
+
+
+async def test_an_announced_generation_makes_older_principals_stale(redis_url: str, ledger: Ledger) -> None:
+    tenant_id = uuid7()
+    async with admission(redis_url, ledger) as one, admission(redis_url, ledger) as two:
+        old = tenant(tenant_id=tenant_id, generation=1)
+        await take(one, old)
+        await one.announce_generation(tenant_id, 3)
+        await one.announce_generation(tenant_id, 2)  # late news
+        for gate in (one, two):
+            with pytest.raises(Stale):
+                await take(gate, old)
+            with pytest.raises(Stale):
+                await take(gate, tenant(tenant_id=tenant_id, generation=2))
+        request_id = uuid7()
+        with pytest.raises(Stale):
+            await one.admit(request_id, old, bound_nano_usd=0, draft=DRAFT)
+        # The pipeline asks once more under the same id.
+        await one.admit(request_id, tenant(tenant_id=tenant_id, generation=3), bound_nano_usd=0, draft=DRAFT)
+
+
+async def test_a_newer_principal_is_news_itself(gate: Admission) -> None:
+    tenant_id = uuid7()
+    await take(gate, tenant(tenant_id=tenant_id, generation=5))
+    with pytest.raises(Stale):
+        await take(gate, tenant(tenant_id=tenant_id, generation=4))
+
+
+async def test_a_request_id_is_admitted_once(gate: Admission) -> None:
+    principal, request_id = tenant(), uuid7()
+    ticket = await gate.admit(request_id, principal, bound_nano_usd=0, draft=DRAFT)
+    with pytest.raises(RuntimeError, match="DUPLICATE"):
+        await gate.admit(request_id, principal, bound_nano_usd=0, draft=DRAFT)
+    ticket.settle("ok")
+    await ticket.settled()
+    with pytest.raises(RuntimeError, match="DUPLICATE"):
+        await gate.admit(request_id, principal, bound_nano_usd=0, draft=DRAFT)
+
+
+# Cancellation and trouble
+
+
+async def test_a_cancelled_admission_leaves_nothing(gate: Admission, ledger: Ledger) -> None:
+    principal = tenant(rpm=1, slots=1, budget=100)
+    await take(gate, tenant())
+    for turns in range(4):
+        task = asyncio.ensure_future(take(gate, principal, 100))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if task.done():
+            break
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+    await gate._settlements.drained()
+    counters = await gate.counters(principal.tenant_id)
+    assert (counters.live, counters.reserved or 0, counters.window) == (0, 0, 0)
+    assert ledger.events(principal) == []
+    await take(gate, principal, 100)
+
+
+async def test_a_hung_redis_refuses_in_time_and_loses_nothing(services_dir: Path) -> None:
+    service = EmbeddedRedis(services_dir / "redis")
+    url = service.start()
+    assert service.process is not None
+    ledger = Ledger(url)
+    principal = tenant(rpm=5, slots=4, budget=10**9)
+    try:
+        async with admission(url, ledger, timeout_s=0.5, renewal_s=0.2, lease_s=30) as gate:
+            running = await take(gate, principal, 50_000)
+            os.kill(service.process.pid, signal.SIGSTOP)
+            try:
+                began = time.monotonic()
+                outcomes = await asyncio.gather(*(take(gate, principal, 1) for _ in range(3)), return_exceptions=True)
+                assert all(isinstance(outcome, RedisUnavailable) for outcome in outcomes)
+                assert time.monotonic() - began < 2
+                running.settle("ok", TokenUsage(10, 5))
+                await running.settled()  # tried, and left to be tried again
+                assert gate._settlements.waiting > 0
+                began = time.monotonic()
+                with pytest.raises(RedisUnavailable):
+                    await take(gate, principal, 1)
+                assert time.monotonic() - began < 2
+            finally:
+                os.kill(service.process.pid, signal.SIGCONT)
+            await asyncio.wait_for(gate._settlements.drained(), 10)
+            # Redis has by now also read the admissions that were given up; they have left nothing behind.
+            counters = await gate.counters(principal.tenant_id)
+            assert (counters.spent, counters.reserved, counters.live, counters.window) == (20_000, 0, 0, 1)
+            assert [row.status for row in ledger.events(principal)] == ["ok"]
+            await take(gate, principal, 1)
+    finally:
+        service.stop()
+
+
+async def test_redis_killed_and_started_again(services_dir: Path) -> None:
+    service = EmbeddedRedis(services_dir / "redis")
+    url = service.start()
+    ledger = Ledger(url)
+    principal = tenant(slots=2, budget=10**9)
+    try:
+        async with admission(url, ledger, timeout_s=0.5, renewal_s=0.2, lease_s=30) as gate:
+            running, ending = await take(gate, principal, 50_000), await take(gate, principal, 50_000)
+            service.kill()
+            ending.settle("ok", TokenUsage(10, 5))
+            with pytest.raises(RedisUnavailable):
+                await take(gate, principal, 1)
+            service.start()
+
+            async def recovered() -> bool:
+                return gate._settlements.waiting == 0
+
+            await eventually(recovered)
+            # The server syncs once a second, so it may have forgotten all of this; the gateway has not.
+            counters = await eventually_counted(gate, principal)
+            assert (counters.live, counters.reserved) == (1, 50_000) or counters.reserved is None
+            running.settle("ok", TokenUsage(10, 5))
+            await running.settled()
+            assert [row.charged_nano_usd for row in ledger.events(principal)] == [20_000, 20_000]
+    finally:
+        service.stop()
+
+
+async def eventually_counted(gate: Admission, principal: Principal):  # type: ignore[no-untyped-def]
+    async def one_is_live() -> bool:
+        return (await gate.counters(principal.tenant_id)).live == 1
+
+    await eventually(one_is_live)
+    return await gate.counters(principal.tenant_id)
+
+
+async def test_a_gateway_may_start_before_redis(services_dir: Path) -> None:
+    service = EmbeddedRedis(services_dir / "redis")
+    url = service.start()
+    service.stop()
+    async with admission(url, Ledger(url), timeout_s=0.3, renewal_s=0.2) as gate:
+        with pytest.raises(RedisUnavailable):
+            await take(gate, tenant())
+        service.start()
+        try:
+
+            async def admitted() -> bool:
+                try:
+                    await take(gate, tenant(rpm=1))
+                except RedisUnavailable:
+                    return False
+                return True
+
+            await eventually(admitted)
+        finally:
+            service.stop()
+
+
+async def test_too_many_waiting_settlements_keep_new_requests_out(services_dir: Path) -> None:
+    service = EmbeddedRedis(services_dir / "redis")
+    url = service.start()
+    try:
+        async with admission(url, Ledger(url), timeout_s=0.3, renewal_s=0.2, lease_s=60, max_unsettled=2) as gate:
+            principal = tenant()
+            tickets = [await take(gate, principal) for _ in range(2)]
+            service.stop()
+            for ticket in tickets:
+                ticket.settle("ok", TokenUsage(10, 5))
+            with pytest.raises(RedisUnavailable, match="settlements wait"):
+                await take(gate, principal)
+            service.start()
+
+            async def settled() -> bool:
+                return gate._settlements.waiting == 0
+
+            await eventually(settled)
+            await take(gate, principal)
+    finally:
+        service.stop()

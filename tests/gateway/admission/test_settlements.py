@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from gateway.admission import keys
+from gateway.admission.redis import PipelinedRedis
+from gateway.admission.settlements import Settlement, Settlements
+from gateway.clock import SystemClock
+from gateway.ids import uuid7
+from gateway.local.services import EmbeddedRedis
+from gateway.tenants.principal import shard_of
+
+
+def settlement(charged: int = 5) -> Settlement:
+    request_id, tenant_id = uuid7(), uuid7()
+    shard = shard_of(tenant_id)
+    script_keys = (
+        keys.tenant(shard, tenant_id),
+        keys.window(shard, tenant_id),
+        keys.live(shard, tenant_id),
+        keys.request(shard, request_id),
+        keys.leases(shard),
+        keys.usage(shard),
+    )
+    return Settlement(request_id, shard, script_keys, (str(request_id), "", charged, b'{"made":"up"}', 0, 60_000))
+
+
+async def entries(redis: PipelinedRedis, shard: str) -> int:
+    return int(await redis.command("XLEN", keys.usage(shard)))
+
+
+async def test_it_lands_at_once_and_once(redis_url: str) -> None:
+    redis = PipelinedRedis(redis_url, timeout_s=2)
+    settlements = Settlements(redis, SystemClock(), limit=10)
+    one = settlement()
+    settlements.submit(one)
+    await one.attempted
+    assert settlements.waiting == 0
+    assert settlements.recent_shards() == {one.shard}
+    settlements.resend()
+    assert settlements.waiting == 1
+    await asyncio.wait_for(settlements.drained(), 5)
+    assert await entries(redis, one.shard) == 1
+    await redis.close()
+
+
+async def test_only_the_emptied_shard_is_sent_again(redis_url: str) -> None:
+    redis = PipelinedRedis(redis_url, timeout_s=2)
+    settlements = Settlements(redis, SystemClock(), limit=100)
+    lost = settlement()
+    others = [each for each in (settlement() for _ in range(10)) if each.shard != lost.shard]
+    for each in (lost, *others):
+        settlements.submit(each)
+    await settlements.drained()
+    await redis.command("FLUSHALL")
+    settlements.resend(lost.shard)
+    assert settlements.waiting == 1
+    await settlements.drained()
+    assert await entries(redis, lost.shard) == 1
+    assert settlements.recent_shards() == {lost.shard, *(each.shard for each in others)}
+    await redis.close()
+
+
+async def test_they_are_repeated_until_redis_is_back(services_dir: Path) -> None:
+    service = EmbeddedRedis(services_dir / "redis")
+    url = service.start()
+    redis = PipelinedRedis(url, timeout_s=0.3)
+    settlements = Settlements(redis, SystemClock(), limit=3)
+    runner = asyncio.ensure_future(settlements.run())
+    service.stop()
+    several = [settlement() for _ in range(3)]
+    for each in several:
+        assert not settlements.full
+        settlements.submit(each)
+    assert settlements.full
+    for each in several:
+        await each.attempted
+    assert settlements.waiting == 3
+    await asyncio.sleep(0.5)
+    assert settlements.waiting == 3
+    service.start()
+    try:
+        settlements.retry_now()
+        await asyncio.wait_for(settlements.drained(), 10)
+        assert [await entries(redis, each.shard) for each in several] == [1, 1, 1]
+    finally:
+        runner.cancel()
+        await asyncio.wait([runner])
+        await redis.close()
+        service.stop()
