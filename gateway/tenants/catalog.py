@@ -20,7 +20,7 @@ from gateway.db.engine import DatabaseUnavailable, transaction
 from gateway.db.tables import pools, prices, routes
 from gateway.ids import uuid7
 from gateway.routing.route import Route
-from gateway.tenants.records import ConfigurationError, check_name
+from gateway.tenants.records import ConfigurationError, check_name, is_name
 
 RETRY_S = 1.0
 """While Postgres is away and an old copy serves, how often a new one is asked for."""
@@ -132,7 +132,7 @@ class Catalog:
         )
         try:
             async with transaction(self._engine) as connection:
-                known = "\x00" not in route_name and await connection.scalar(
+                known = is_name(route_name) and await connection.scalar(
                     select(routes.c.name).where(routes.c.name == route_name)
                 )
                 if not known:

@@ -68,9 +68,14 @@ class KeyRecord:
     revoked_at: datetime | None
 
 
+def is_name(text: str) -> bool:
+    """Whether anything can bear this name. What cannot need not be looked for, and may not even be text to Postgres."""
+    return _NAME.fullmatch(text) is not None
+
+
 def check_name(kind: str, name: str) -> str:
     """``name``, if it can be one. Plain names keep reports, exports, shells and Redis keys free of surprises."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise ConfigurationError(
             f"{name[:100]!r} cannot be the name of a {kind}: use 1 to 100 letters, digits and . _ - / :, beginning "
             "with a letter or digit"

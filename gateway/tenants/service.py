@@ -33,6 +33,7 @@ from gateway.tenants.records import (
     check_limits,
     check_name,
     check_scopes,
+    is_name,
 )
 
 Announce = Callable[[UUID, int], Awaitable[None]]
@@ -209,7 +210,7 @@ class Tenants:
             "name": check_name("key", name),
             "secret_sha256": new.secret_sha256,
             "scopes": sorted(check_scopes(frozenset(scopes))),
-            "allowed_models": None if allowed_models is None else sorted(set(allowed_models)),
+            "allowed_models": None if allowed_models is None else sorted(_checked_names(allowed_models)),
             "expires_at": check_expiry(expires_at, self._clock.now()),
         }
         async with transaction(self._engine) as connection:
@@ -251,6 +252,8 @@ class Tenants:
 
     async def revoke_key(self, public_id: str) -> KeyRecord:
         """End a key. Revoking it again changes nothing. Raises UnknownKey."""
+        if not is_name(public_id):
+            raise UnknownKey(public_id)
         async with transaction(self._engine) as connection:
             query = (
                 update(api_keys)
@@ -293,6 +296,10 @@ def _limits(row: Row[Any]) -> Limits:
     return Limits(row.requests_per_minute, row.max_concurrent, budget)
 
 
+def _checked_names(routes: Collection[str]) -> set[str]:
+    return {check_name("route", route) for route in routes}
+
+
 def _belongs(principal: Principal | AdminPrincipal, tenant_id: UUID) -> bool:
     return isinstance(principal, Principal) and principal.tenant_id == tenant_id
 
@@ -311,8 +318,7 @@ async def _tenant(connection: AsyncConnection, name: str, *, lock: bool = False)
     query = _tenant_query().where(tenants.c.name == name)
     if lock:
         query = query.with_for_update(of=tenants)
-    # Postgres takes no NUL in text, and no tenant has one in its name.
-    row = None if "\x00" in name else (await connection.execute(query)).one_or_none()
+    row = (await connection.execute(query)).one_or_none() if is_name(name) else None
     if row is None:
         raise UnknownTenant(name)
     return _tenant_record(row)
