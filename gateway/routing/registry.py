@@ -15,6 +15,8 @@ import msgspec
 import redis.asyncio
 import redis.exceptions
 import structlog
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from gateway.routing.route import Endpoint
 from worker.protocol.fleet import WorkerRecord
@@ -46,7 +48,11 @@ class Registry:
         self._refresh_s = refresh_s
         self._timeout_s = timeout_s
         self._redis: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
-            redis_url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+            redis_url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            # Once, for a connection that a restart of Redis left dead.
+            retry=Retry(NoBackoff(), 1),
         )
         self._records: dict[str, WorkerRecord] = {}
         self._endpoints: dict[str, list[Endpoint]] = {}

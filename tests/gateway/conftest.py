@@ -223,6 +223,16 @@ async def upstream() -> AsyncIterator[UpstreamFactory]:
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopped = asyncio.Event()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().serve(sockets)
+        finally:
+            self.stopped.set()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield  # the test run's own handlers stay
@@ -241,7 +251,7 @@ class Gateway:
     catalog: Catalog
     engine: AsyncEngine
     registry: Registry
-    server: uvicorn.Server
+    server: _Server
 
     async def register(self, upstream: Upstream, worker_id: str = "w1", *, model: str = "m") -> None:
         await self.registry.register(
@@ -328,11 +338,15 @@ async def running_gateway(settings: Settings, *, limits: Limits | None = None) -
                 registry,
                 server,
             )
+            fault: BaseException | None = None
             try:
                 yield gateway
-            finally:
-                server.should_exit = True
+            except BaseException as caught:  # a failed test, too, wants its gateway stopped in good order
+                fault = caught
+            server.should_exit = True
     await engine.dispose()
+    if fault is not None:
+        raise fault
 
 
 GatewayFactory = Callable[..., contextlib.AbstractAsyncContextManager[Gateway]]

@@ -92,9 +92,10 @@ class ChatCompletion:
         except ApiError as error:
             await self._refuse(client, error, answer)
         except asyncio.CancelledError:
-            if not answer.client_left:
-                await self._refuse(client, _stopping(), answer)
-            raise
+            if answer.client_left:
+                raise
+            # The server stops and wants this task to end, which it does.
+            await self._refuse(client, _stopping(), answer)
         except Exception:
             await self._fail(client, answer)
 

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+
+async def test_health_and_readiness(gateway: Any, upstream: Any) -> None:
+    async with httpx.AsyncClient(base_url=gateway.url) as client:
+        answer = await client.get("/healthz")
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+        answer = await client.get("/readyz")
+        assert answer.status_code == 200
+        assert answer.json() == {"status": "ready", "postgres": "ok", "redis": "ok", "backends": 0}
+
+
+async def test_readiness_may_wait_for_a_backend(start_gateway: Any, upstream: Any) -> None:
+    async def nothing(_: Any) -> None: ...
+
+    async with start_gateway(ready_needs_backend=True) as gateway, httpx.AsyncClient(base_url=gateway.url) as client:
+        answer = await client.get("/readyz")
+        assert (answer.status_code, answer.json()["status"]) == (503, "unready")
+        await gateway.register(await upstream(nothing))
+        assert (await client.get("/readyz")).status_code == 200
+
+
+async def test_the_api_is_documented(gateway: Any) -> None:
+    async with httpx.AsyncClient(base_url=gateway.url) as client:
+        page = await client.get("/docs")
+        assert page.status_code == 200
+        assert "text/html" in page.headers["content-type"]
+        assert "api-reference" in page.text
+        schema = (await client.get("/docs/openapi.json")).json()
+    chat = schema["paths"]["/v1/chat/completions"]["post"]
+    body = chat["requestBody"]["content"]["application/json"]["schema"]
+    assert body["required"] == ["model", "messages"]
+    assert {"200", "400", "401", "404", "413", "429", "503"} <= set(chat["responses"])
+    assert {"/v1/models", "/admin/v1/usage", "/healthz", "/readyz"} <= set(schema["paths"])
+    assert schema["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
