@@ -14,9 +14,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from uuid import UUID
 
-from gateway.tenants.principal import SHARDS
+from gateway.tenants.principal import SHARDS, shard_of
 
 ALL_SHARDS = tuple(f"{{s{number:02d}}}" for number in range(SHARDS))
 
@@ -41,7 +43,7 @@ def live(shard: str, tenant_id: UUID) -> str:
     return f"{shard}:tenant:{tenant_id}:live"
 
 
-def request(shard: str, request_id: UUID) -> str:
+def request(shard: str, request_id: UUID | str) -> str:
     return f"{shard}:request:{request_id}"
 
 
@@ -55,3 +57,34 @@ def usage(shard: str) -> str:
 
 def refusals(shard: str) -> str:
     return f"{shard}:refusals"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantKeys:
+    """All keys that one tenant's admissions touch, spelled once."""
+
+    id: str
+    shard: str
+    epoch: str
+    tenant: str
+    window: str
+    live: str
+    leases: str
+    usage: str
+    refusals: str
+
+
+@lru_cache(maxsize=8192)
+def of_tenant(tenant_id: UUID) -> TenantKeys:
+    shard = shard_of(tenant_id)
+    return TenantKeys(
+        id=str(tenant_id),
+        shard=shard,
+        epoch=epoch(shard),
+        tenant=tenant(shard, tenant_id),
+        window=window(shard, tenant_id),
+        live=live(shard, tenant_id),
+        leases=leases(shard),
+        usage=usage(shard),
+        refusals=refusals(shard),
+    )

@@ -131,21 +131,21 @@ class Leases:
         for ticket in tickets:
             if ticket.request_id not in self._live:
                 continue  # settled meanwhile, and a settlement needs no reservation
-            row, tenant_id, shard = ticket.abandoned(), ticket.principal.tenant_id, ticket.principal.shard
+            row, spelled = ticket.abandoned(), keys.of_tenant(ticket.principal.tenant_id)
             calls.append(
                 self._redis.run(
                     RESTORE,
                     (
-                        keys.tenant(shard, tenant_id),
-                        keys.live(shard, tenant_id),
-                        keys.request(shard, ticket.request_id),
-                        keys.leases(shard),
+                        spelled.tenant,
+                        spelled.live,
+                        keys.request(spelled.shard, ticket.request_id),
+                        spelled.leases,
                     ),
                     (
                         self._redis.time_offset_ms,
                         self._lease_ms,
                         str(ticket.request_id),
-                        str(tenant_id),
+                        spelled.id,
                         to_ms(ticket.admitted_at),
                         ticket.bound_nano_usd,
                         ticket.period,

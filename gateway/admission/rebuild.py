@@ -13,7 +13,6 @@ from gateway.admission import keys
 from gateway.admission.periods import Period, to_ms
 from gateway.admission.redis import PipelinedRedis, RedisUnavailable, load_script
 from gateway.billing.usage import UsageEvent
-from gateway.tenants.principal import shard_of
 
 REBUILD = load_script("rebuild")
 MAX_AMOUNT = 2**53 - 1
@@ -45,20 +44,19 @@ async def rebuild_budget(
     An event may move from the stream to the ledger at any moment, so the ledger is asked without the requests found in
     the stream; and Redis takes the sum only if the tenant had no settlement since before the stream was read.
     """
-    shard = shard_of(tenant_id)
-    tenant = keys.tenant(shard, tenant_id)
+    spelled = keys.of_tenant(tenant_id)
     for _ in range(_ATTEMPTS):
-        settlements = await redis.command("HGET", tenant, "settlements") or b"0"
-        undrained = await _undrained(redis, shard, tenant_id, period)
+        settlements = await redis.command("HGET", spelled.tenant, "settlements") or b"0"
+        undrained = await _undrained(redis, spelled.shard, tenant_id, period)
         total = await spent(tenant_id, period.start, period.end, frozenset(undrained))
         # A sum beyond what Redis counts exactly is beyond every budget, too.
         total = min(total + sum(undrained.values()), MAX_AMOUNT)
         reply = await redis.run(
             REBUILD,
-            (tenant, keys.live(shard, tenant_id)),
+            (spelled.tenant, spelled.live),
             (
                 redis.time_offset_ms,
-                keys.prefix(shard),
+                keys.prefix(spelled.shard),
                 settlements,
                 period.kind,
                 to_ms(period.start),

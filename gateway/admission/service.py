@@ -22,7 +22,7 @@ from gateway.admission.settlements import SETTLE, Settlement, Settlements
 from gateway.admission.ticket import Draft, Ticket, encode, encode_around
 from gateway.billing.usage import UsageEvent
 from gateway.clock import Clock
-from gateway.tenants.principal import Budget, Principal, shard_of
+from gateway.tenants.principal import Budget, Principal
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class Admission:
     async def _ask(
         self, request_id: UUID, principal: Principal, bound: int, draft: Draft, period: Period | None
     ) -> list[Any]:
-        shard, tenant_id, limits = principal.shard, principal.tenant_id, principal.limits
+        spelled, limits, id_text = keys.of_tenant(principal.tenant_id), principal.limits, str(request_id)
         before, after = encode_around(_blank(request_id, principal, draft, bound))
         budget: tuple[Argument, ...] = ("", "", "", "")
         if limits.budget is not None and period is not None:
@@ -166,19 +166,19 @@ class Admission:
         asked = self._redis.run(
             ADMIT,
             (
-                keys.epoch(shard),
-                keys.tenant(shard, tenant_id),
-                keys.window(shard, tenant_id),
-                keys.live(shard, tenant_id),
-                keys.request(shard, request_id),
-                keys.leases(shard),
-                keys.refusals(shard),
+                spelled.epoch,
+                spelled.tenant,
+                spelled.window,
+                spelled.live,
+                keys.request(spelled.shard, id_text),
+                spelled.leases,
+                spelled.refusals,
             ),
             (
                 self._redis.time_offset_ms,
                 self._lease_ms,
-                str(request_id),
-                str(tenant_id),
+                id_text,
+                spelled.id,
                 principal.key_id,
                 principal.generation,
                 "" if limits.requests_per_minute is None else limits.requests_per_minute,
@@ -233,7 +233,7 @@ class Admission:
 
     async def announce_generation(self, tenant_id: UUID, generation: int) -> None:
         """From now on principals of an older generation are Stale, on every gateway. Raises RedisUnavailable."""
-        key = keys.tenant(shard_of(tenant_id), tenant_id)
+        key = keys.of_tenant(tenant_id).tenant
         await self._redis.run(ANNOUNCE, (key,), (generation, _TENANT_LIFE_MS))
 
     # Settling
@@ -250,19 +250,19 @@ class Admission:
     def _submit(
         self, request_id: UUID, principal: Principal, period: str, charged: int, event: bytes, refund: bool
     ) -> asyncio.Future[None]:
-        shard, tenant_id = principal.shard, principal.tenant_id
+        spelled, id_text = keys.of_tenant(principal.tenant_id), str(request_id)
         settlement = Settlement(
             request_id,
-            shard,
+            spelled.shard,
             (
-                keys.tenant(shard, tenant_id),
-                keys.window(shard, tenant_id),
-                keys.live(shard, tenant_id),
-                keys.request(shard, request_id),
-                keys.leases(shard),
-                keys.usage(shard),
+                spelled.tenant,
+                spelled.window,
+                spelled.live,
+                keys.request(spelled.shard, id_text),
+                spelled.leases,
+                spelled.usage,
             ),
-            (str(request_id), period, charged, event, int(refund), self._tombstone_ms),
+            (id_text, period, charged, event, int(refund), self._tombstone_ms),
         )
         self._settlements.submit(settlement)
         return settlement.attempted
@@ -273,13 +273,13 @@ class Admission:
 
     async def counters(self, tenant_id: UUID) -> Counters:
         """What Redis counts for a tenant now."""
-        shard = shard_of(tenant_id)
+        spelled = keys.of_tenant(tenant_id)
         seconds, micros = await self._redis.command("TIME")
         now = int(seconds) * 1000 + int(micros) // 1000 + self._redis.time_offset_ms
         money, live, window = await asyncio.gather(
-            self._redis.command("HMGET", keys.tenant(shard, tenant_id), "spent", "reserved"),
-            self._redis.command("ZCOUNT", keys.live(shard, tenant_id), f"({now}", "+inf"),
-            self._redis.command("HGET", keys.window(shard, tenant_id), "n"),
+            self._redis.command("HMGET", spelled.tenant, "spent", "reserved"),
+            self._redis.command("ZCOUNT", spelled.live, f"({now}", "+inf"),
+            self._redis.command("HGET", spelled.window, "n"),
         )
         spent, reserved = (None if amount is None else int(amount) for amount in money)
         return Counters(spent, reserved, live, int(window or 0))
