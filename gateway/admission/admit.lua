@@ -44,8 +44,9 @@ local epoch = redis.call('GET', KEYS[1])
 if not epoch then
   return { 'NEED_REBUILD', 'epoch' }
 end
-if tonumber(epoch) > now then
-  return { 'OPENING', tonumber(epoch) - now }
+local opening = tonumber(epoch) - now
+if opening > 0 and opening < 60000 then -- a longer wait was never meant: the clock was set back
+  return { 'OPENING', opening }
 end
 if redis.call('EXISTS', KEYS[5]) == 1 then
   return { 'DUPLICATE' }
@@ -79,7 +80,7 @@ local bucket = math.floor(now / 1000)
 local first = bucket - WINDOW
 local window = redis.call('HMGET', KEYS[3], 'n', 'oldest')
 local count = tonumber(window[1] or '0')
-local oldest = tonumber(window[2] or text(bucket))
+local oldest = math.min(tonumber(window[2] or text(bucket)), bucket) -- a clock may be set back
 if oldest < first then
   if first - oldest > WINDOW then
     redis.call('DEL', KEYS[3])
@@ -111,7 +112,7 @@ local function until_left(leaving)
       return (oldest + index + WINDOW) * 1000 - now
     end
   end
-  return -1
+  return (WINDOW + 1) * 1000
 end
 
 local rate = tonumber(ARGV[7])

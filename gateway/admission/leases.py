@@ -58,8 +58,12 @@ class Leases:
             # No shard at all: taken for new, since waiting would hold up every first start. Were it emptied just now,
             # the other gateways still bring everything back by their next heartbeat.
             await asyncio.gather(*(self._open(shard, 0) for shard in keys.ALL_SHARDS))
-        else:
-            self._epochs = {shard: epoch for shard, epoch in zip(keys.ALL_SHARDS, epochs, strict=True) if epoch}
+            return
+        for shard, epoch in zip(keys.ALL_SHARDS, epochs, strict=True):
+            if epoch is None:
+                await self._open(shard, self._opening_ms)
+            else:
+                self._epochs.setdefault(shard, epoch)
 
     async def reopen(self, shard: str) -> None:
         """The shard was emptied: bring back what this gateway holds, and let the others do so before it admits."""
@@ -70,6 +74,8 @@ class Leases:
 
     async def renew(self) -> None:
         """The heartbeat: renew all leases of this gateway, write its checkpoints, notice what Redis lost."""
+        if len(self._epochs) < len(keys.ALL_SHARDS):  # Redis was away at start
+            await self.learn_epochs()
         shards: dict[str, list[Ticket]] = {shard: [] for shard in self._settlements.recent_shards()}
         for ticket in self._live.values():
             shards.setdefault(ticket.principal.shard, []).append(ticket)

@@ -12,11 +12,10 @@ import msgspec
 from gateway.admission import keys
 from gateway.admission.periods import Period, to_ms
 from gateway.admission.redis import PipelinedRedis, RedisUnavailable, load_script
+from gateway.admission.ticket import MAX_AMOUNT
 from gateway.billing.usage import UsageEvent
 
 REBUILD = load_script("rebuild")
-MAX_AMOUNT = 2**53 - 1
-"""Largest amount in nano-USD that Redis' Lua counts exactly; about nine million dollars."""
 _PAGE = 1000
 _ATTEMPTS = 10
 _decoder = msgspec.json.Decoder(UsageEvent)

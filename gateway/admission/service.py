@@ -16,10 +16,10 @@ from gateway.admission.errors import Reason, Refused, Stale, rate_headers
 from gateway.admission.leases import SCRIPTS as LEASE_SCRIPTS
 from gateway.admission.leases import Leases
 from gateway.admission.periods import EPOCH, Period, from_ms, period_at, to_ms
-from gateway.admission.rebuild import MAX_AMOUNT, REBUILD, SpentInLedger, rebuild_budget
+from gateway.admission.rebuild import REBUILD, SpentInLedger, rebuild_budget
 from gateway.admission.redis import Argument, PipelinedRedis, RedisUnavailable, load_script
 from gateway.admission.settlements import SETTLE, Settlement, Settlements
-from gateway.admission.ticket import Draft, Ticket, encode, encode_around
+from gateway.admission.ticket import MAX_AMOUNT, Draft, Ticket, encode, encode_around
 from gateway.billing.usage import UsageEvent
 from gateway.clock import Clock
 from gateway.tenants.principal import Budget, Principal
@@ -31,7 +31,7 @@ ANNOUNCE = load_script("announce")
 
 _TENANT_LIFE_MS = 7 * 24 * 3600 * 1000
 _ATTEMPTS = 5
-_CLOSE_LIMIT_S = 5.0
+_CLOSE_LIMIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,17 +329,15 @@ class Admission:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._rebuilding[principal.tenant_id] = done
         try:
-            await rebuild_budget(
-                self._redis,
-                principal.tenant_id,
-                period,
-                self._spent,
-                tenant_life_ms=_TENANT_LIFE_MS,
-            )
+            await rebuild_budget(self._redis, principal.tenant_id, period, self._spent, tenant_life_ms=_TENANT_LIFE_MS)
+        except Exception as fault:
+            done.set_exception(fault)
+            done.exception()  # it is raised here in any case; those who wait may be none
+            raise
         finally:
-            # Those who waited ask Redis again: it knows whether this has succeeded.
             del self._rebuilding[principal.tenant_id]
-            done.set_result(None)
+            if not done.done():  # done, or cancelled: those who wait ask Redis again, and see
+                done.set_result(None)
 
 
 def _blank(request_id: UUID, principal: Principal, draft: Draft, bound: int) -> UsageEvent:

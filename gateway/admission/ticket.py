@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,6 +15,11 @@ from gateway.billing.usage import Price, Status, TokenUsage, UsageEvent
 from gateway.clock import Clock
 from gateway.tenants.principal import Principal
 
+log = logging.getLogger(__name__)
+
+MAX_AMOUNT = 2**53 - 1
+"""Largest amount in nano-USD that Redis' Lua counts exactly; about nine million dollars."""
+MAX_TOKENS = 10**12
 _encoder = msgspec.json.Encoder()
 _NO_USAGE = TokenUsage()
 
@@ -30,13 +36,23 @@ class Draft:
 
 
 def charge(status: Status, usage: TokenUsage, price: Price | None) -> tuple[int, int]:
-    """What the tenant is charged and what it cost, in nano-USD.
+    """What the tenant is charged and what it cost, in nano-USD, never more than Redis can count.
 
     A failed request is charged only if some of its answer was relayed.
     """
-    cost = price.amount(usage) if price is not None else 0
+    cost = min(price.amount(usage), MAX_AMOUNT) if price is not None else 0
     charged = 0 if status == "failed" and usage.completion_tokens == 0 else cost
     return charged, cost
+
+
+def plausible(usage: TokenUsage) -> TokenUsage:
+    """``usage`` itself, or what is left of it when a backend reports what cannot be: below 0, or beyond reason."""
+    counts = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+    if all(0 <= count <= MAX_TOKENS for count in counts):
+        return usage
+    log.error("a backend reports impossible usage, which is corrected: %s", usage)
+    prompt, completion, cached = (min(max(count, 0), MAX_TOKENS) for count in counts)
+    return TokenUsage(prompt, completion, cached, usage.source)
 
 
 class Ticket:
@@ -100,6 +116,7 @@ class Ticket:
             return
         if usage is not None:
             self._usage = usage
+        self._usage = plausible(self._usage)
         if backend is not None:
             self._backend = backend
         total_ms = round((self._clock.monotonic() - self._begun) * 1000)
@@ -120,6 +137,7 @@ class Ticket:
 
     def unsaved(self) -> tuple[TokenUsage, UsageEvent] | None:
         """The last checkpoint and the row that the janitor should write from it; None if Redis has it already."""
+        self._usage = plausible(self._usage)
         return None if self._usage is self._kept else (self._usage, self.abandoned())
 
     def saved(self, usage: TokenUsage) -> None:

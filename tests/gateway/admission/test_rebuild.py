@@ -13,7 +13,7 @@ from gateway.admission.service import Admission
 from gateway.billing.usage import TokenUsage
 from gateway.ids import uuid7
 from gateway.tenants.principal import Budget
-from tests.gateway.admission.support import Ledger, admission, advance, take, tenant
+from tests.gateway.admission.support import Ledger, admission, advance, eventually, take, tenant
 
 
 async def test_a_budget_given_in_mid_period_counts_what_was_spent_before(gate: Admission, ledger: Ledger) -> None:
@@ -138,11 +138,35 @@ async def test_a_late_revision_replaces_the_first_in_the_sum(gate: Admission, le
 async def test_a_ledger_that_cannot_be_read_admits_nobody(redis_url: str) -> None:
     class Broken(Ledger):
         async def spent(self, tenant_id: UUID, start: datetime, end: datetime, excluding: Collection[UUID]) -> int:
-            await asyncio.sleep(0.01)
+            self.readings += 1
+            await asyncio.sleep(0.1)
             raise ConnectionError("Postgres is away")
 
-    async with admission(redis_url, Broken(redis_url)) as gate:
+    ledger = Broken(redis_url)
+    async with admission(redis_url, ledger) as gate:
         principal = tenant(budget=10**9)
         outcomes = await asyncio.gather(*(take(gate, principal, 1) for _ in range(5)), return_exceptions=True)
         assert all(isinstance(outcome, ConnectionError) for outcome in outcomes)
+        assert ledger.readings == 1  # nobody waits for Postgres after another did in vain
         await take(gate, tenant(rpm=1))
+
+
+async def test_those_who_waited_go_on_when_the_first_reader_is_cancelled(redis_url: str) -> None:
+    class Slow(Ledger):
+        async def spent(self, tenant_id: UUID, start: datetime, end: datetime, excluding: Collection[UUID]) -> int:
+            total = await super().spent(tenant_id, start, end, excluding)
+            await asyncio.sleep(0.2)
+            return total
+
+    ledger = Slow(redis_url)
+    async with admission(redis_url, ledger) as gate:
+        principal = tenant(budget=10**9)
+        first, second = [asyncio.ensure_future(take(gate, principal, 1)) for _ in range(2)]
+
+        async def reading() -> bool:
+            return ledger.readings > 0
+
+        await eventually(reading)
+        first.cancel()
+        await second
+        assert ledger.readings == 2

@@ -159,6 +159,19 @@ def test_no_minute_ever_holds_more_than_the_limit(redis_server: str, rpm: int, g
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("back_s", [70, 86_400])
+async def test_a_clock_set_back_admits_no_more_and_breaks_nothing(gate: Admission, back_s: float) -> None:
+    principal = tenant(rpm=2)
+    advance(200, gate)
+    await take(gate, principal)
+    await take(gate, principal)
+    advance(-back_s, gate)
+    refused = await refusal(gate, principal)
+    assert refused.retry_after_s is not None
+    advance(back_s + 62, gate)
+    await take(gate, principal)
+
+
 # Concurrent requests
 
 

@@ -83,7 +83,7 @@ async def test_they_are_repeated_until_redis_is_back(services_dir: Path) -> None
     try:
         settlements.retry_now()
         await asyncio.wait_for(settlements.drained(), 10)
-        assert [await entries(redis, each.shard) for each in several] == [1, 1, 1]
+        assert sum([await entries(redis, shard) for shard in {each.shard for each in several}]) == 3
     finally:
         runner.cancel()
         await asyncio.wait([runner])

@@ -120,3 +120,18 @@ async def test_a_settlement_outlives_the_handler_that_asked_for_it(gate: Admissi
     assert [row.status for row in ledger.events(principal)] == ["aborted"]
     counters = await gate.counters(principal.tenant_id)
     assert (counters.live, counters.reserved, counters.spent) == (0, 0, 20_000)
+
+
+async def test_impossible_usage_is_corrected(gate: Admission, ledger: Ledger) -> None:
+    principal = tenant(budget=10**9)
+    for usage in (TokenUsage(-5, 10, -1), TokenUsage(10**30, 1)):
+        ticket = await take(gate, principal)
+        ticket.checkpoint(usage, "w1")
+        await gate._leases.renew()
+        ticket.settle("ok", usage)
+        await ticket.settled()
+    assert gate._settlements.waiting == 0
+    first, second = ledger.events(principal)
+    assert (first.prompt_tokens, first.completion_tokens, first.cached_tokens) == (0, 10, 0)
+    assert first.charged_nano_usd == 20_000
+    assert (second.prompt_tokens, second.charged_nano_usd) == (10**12, 10**15 + 2000)
