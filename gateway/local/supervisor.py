@@ -88,10 +88,29 @@ class Supervisor:
         self._children: list[Child] = []
         self._stopping = False
         self._hurry = False
+        self._launching = False
 
-    def add(self, child: Child) -> None:
-        """Watch over a child that was started."""
+    def start(self, child: Child) -> None:
+        """Launch a child and watch over it."""
+        with self._undisturbed():
+            child.start()
+            self._children.append(child)
+
+    def adopt(self, child: Child, process: subprocess.Popen[bytes]) -> None:
+        """Watch over a child that runs already, as ``process``."""
+        child.run_as(process)
         self._children.append(child)
+
+    @contextlib.contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        # A signal between the launch of a process and the note of its id would leave it running: it waits until then.
+        self._launching = True
+        try:
+            yield
+        finally:
+            self._launching = False
+        if self._stopping:
+            raise StopRequested
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -102,7 +121,8 @@ class Supervisor:
                 self._hurry = True
                 return
             self._stopping = True
-            raise StopRequested
+            if not self._launching:
+                raise StopRequested
 
         watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = [(number, signal.signal(number, handle)) for number in watched]
@@ -135,22 +155,27 @@ class Supervisor:
                 f"{child.name} ended with {describe_status(status)}; restarting in {pause:g} s (log: {child.log})"
             )
         elif child.restart_due(now):
-            child.restarts += 1
             try:
-                child.start()
+                with self._undisturbed():
+                    child.start()
+                    child.restarts += 1
             except Exception as fault:
                 pause = child.schedule_restart(now)
                 self._say(f"{child.name} could not be restarted: {fault}; next try in {pause:g} s")
             else:
                 self._say(f"{child.name} restarted")
 
-    def stop(self, groups: Sequence[Sequence[Child]]) -> None:
-        """Stop the children, one group after the other; those of a group together. Nothing outlives this call."""
-        self._stopping = True
-        for group in groups:
-            self._stop_group([child for child in group if child.process is not None])
+    def stop(self, groups: Sequence[Sequence[Child]], *, within_s: float = 9.0) -> None:
+        """Stop the children, one group after the other; those of a group together. Nothing outlives this call.
 
-    def _stop_group(self, group: Sequence[Child]) -> None:
+        ``within_s``: the limit for all of them, whatever their own limits are.
+        """
+        self._stopping = True
+        deadline = time.monotonic() + within_s
+        for group in groups:
+            self._stop_group([child for child in group if child.process is not None], deadline)
+
+    def _stop_group(self, group: Sequence[Child], deadline: float) -> None:
         begin = time.monotonic()
         for child in group:
             assert child.process is not None
@@ -162,9 +187,9 @@ class Supervisor:
                 assert child.process is not None
                 if child.ended() is None:
                     limit = 0.3 if self._hurry else child.stop_limit_s
-                    if time.monotonic() - begin < limit:
+                    if time.monotonic() < min(begin + limit, deadline):
                         continue
-                    self._say(f"{child.name} did not stop in {limit:g} s; killing it")
+                    self._say(f"{child.name} did not stop in {time.monotonic() - begin:.1f} s; killing it")
                     _kill_group(child.process.pid)
                     child.process.wait()
                 child.process = None

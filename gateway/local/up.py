@@ -107,6 +107,7 @@ class LocalPenstock:
         self._fleet_token = self._files.fleet_token()
         # The worker first: it takes longest to load, and waits for the gateway by itself.
         self._worker = self._child("worker", self._launch_worker, stop_limit_s=2.0)
+        self._supervisor.start(self._worker)
         self._progress(f"worker: loading {MODEL}")
         database_url = options.database_url or self._embedded(EmbeddedPostgres, "postgres")
         redis_url = options.redis_url or self._embedded(EmbeddedRedis, "redis")
@@ -124,6 +125,7 @@ class LocalPenstock:
         credentials = self._prepare_database(database_url)
         self._files.write_environment(self.base_url, credentials)
         self._gateway = self._child("gateway", self._launch_gateway, stop_limit_s=5.5)
+        self._supervisor.start(self._gateway)
         self._await_answer("/healthz")
         self._progress(f"gateway: listening on {self.base_url}")
         self._await_answer("/readyz")
@@ -133,14 +135,13 @@ class LocalPenstock:
     def _embedded(self, kind: type[EmbeddedService], name: str) -> str:
         log = self._files.logs / f"{name}.log"
         service = kind(self._files.path / name, log=log)
-        child = Child(name, service.launch, log, stop_signal=service.stop_signal, stop_limit_s=1.5)
+        child = Child(name, service.launch, log, stop_signal=service.stop_signal, stop_limit_s=9.0)
         if not service.data_dir.exists():
             self._progress(f"{name}: first start, making its data folder")
         self._services.append(child)
         url = service.start()
         assert service.process is not None
-        child.run_as(service.process)
-        self._supervisor.add(child)
+        self._supervisor.adopt(child, service.process)
         self._progress(f"{name}: ready on 127.0.0.1:{service.port}")
         return url
 
@@ -160,10 +161,7 @@ class LocalPenstock:
         return credentials
 
     def _child(self, name: str, launch: Callable[[], subprocess.Popen[bytes]], *, stop_limit_s: float) -> Child:
-        child = Child(name, launch, self._files.logs / f"{name}.log", stop_limit_s=stop_limit_s)
-        child.start()
-        self._supervisor.add(child)
-        return child
+        return Child(name, launch, self._files.logs / f"{name}.log", stop_limit_s=stop_limit_s)
 
     def _launch_worker(self) -> subprocess.Popen[bytes]:
         command = [_program("penstock-worker"), "serve", "--model", _MODEL_SOURCE, "--served-name", MODEL]

@@ -5,12 +5,24 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 import redis
 
-from gateway.local.services import EmbeddedPostgres, EmbeddedRedis, ServiceError, free_port, log_tail, write_secret
+from gateway.local import services
+from gateway.local.services import (
+    EmbeddedPostgres,
+    EmbeddedRedis,
+    ServiceError,
+    free_port,
+    log_tail,
+    spawn,
+    write_secret,
+)
+
+CHILD = Path(services.__file__).with_name("child.py")
 
 
 def alive(pid: int) -> bool:
@@ -135,6 +147,42 @@ time.sleep(600)
         assert alive(pid)
         parent.send_signal(signal.SIGKILL)
     wait_gone(pid)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up being root")
+@pytest.mark.parametrize(("user", "uid"), [("same", "0"), ("unprivileged", None), ("nobody", "65534")])
+def test_root_becomes_an_ordinary_user_who_still_reaches_roots_files(
+    tmp_path: Path, user: str, uid: str | None
+) -> None:
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    write_secret(private / "secret", "word")
+    script = f"id -u; cat {private / 'secret'}; : > {private / 'written'}"
+    command = [sys.executable, "-I", "-S", CHILD, "9", str(os.getpid()), user, "/bin/sh", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found, word = done.stdout.split()
+    assert word == "word"
+    assert found == uid if uid else found != "0"
+    assert (private / "written").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up being root")
+def test_postgres_runs_where_user_namespaces_are_forbidden(services_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spawn_as_nobody(command: list[str], *, unprivileged: bool, **rest: Any) -> subprocess.Popen[bytes]:
+        assert unprivileged
+        shim = [sys.executable, "-I", "-S", str(CHILD), str(int(signal.SIGKILL)), str(os.getpid()), "nobody"]
+        return spawn([*shim, *command], **rest)
+
+    monkeypatch.setattr(services, "spawn", spawn_as_nobody)
+    service = EmbeddedPostgres(services_dir, durable=False)
+    try:
+        with psycopg.connect(service.start()) as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+        assert (services_dir / "data").stat().st_uid == 65534
+        service.stop()
+        service.start()
+    finally:
+        service.stop()
 
 
 def test_secrets_are_readable_by_their_owner_alone(tmp_path: Path) -> None:

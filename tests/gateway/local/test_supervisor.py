@@ -54,8 +54,7 @@ def test_restarts_what_dies_and_says_so(tmp_path: Path) -> None:
     said: list[str] = []
     supervisor = Supervisor(said.append)
     child = shell(tmp_path, "echo run; sleep 600")
-    child.start()
-    supervisor.add(child)
+    supervisor.start(child)
     assert child.process is not None
     first = child.process.pid
     os.kill(first, signal.SIGKILL)
@@ -92,8 +91,7 @@ def test_a_failed_launch_is_tried_again(tmp_path: Path) -> None:
         return spawn(["/bin/sleep", "600"], log=tmp_path / "log", death_signal=signal.SIGKILL)
 
     child = Child("child", launch, tmp_path / "log")
-    child.start()
-    supervisor.add(child)
+    supervisor.start(child)
     assert child.process is not None
     child.process.kill()
     watch_until(supervisor, lambda: attempts == 3)
@@ -114,8 +112,7 @@ def test_what_a_dead_child_left_in_its_group_is_killed(tmp_path: Path) -> None:
 def test_a_child_that_ends_while_starting_is_an_error(tmp_path: Path) -> None:
     supervisor = Supervisor(print)
     child = shell(tmp_path, "echo bad setting; exit 2")
-    child.start()
-    supervisor.add(child)
+    supervisor.start(child)
     eventually(lambda: child.ended() is not None)
     with pytest.raises(ChildFailed, match="child ended with status 2 while starting"):
         supervisor.check_starting()
@@ -133,22 +130,31 @@ def test_stops_groups_in_order_and_kills_what_does_not_listen(tmp_path: Path) ->
     last.stop_signal = signal.SIGINT
     leaders = []
     for child in (last, deaf, polite):
-        child.start()
-        supervisor.add(child)
+        supervisor.start(child)
         assert child.process is not None
         leaders.append(child.process.pid)
     eventually(lambda: polite.log.read_text() == "up\n" * 3)
     supervisor.stop([[polite], [deaf], [last]])
     assert order.read_text().split() == ["polite", "deaf", "last"]
-    assert any("did not stop in 0.5 s" in line for line in said)
+    assert any("child did not stop in 0." in line for line in said)
     eventually(lambda: all(group_is_gone(leader) for leader in leaders))
+
+
+def test_the_limit_for_all_holds_whatever_a_child_asks_for(tmp_path: Path) -> None:
+    said: list[str] = []
+    supervisor = Supervisor(said.append)
+    deaf = shell(tmp_path, "trap '' TERM; echo up; while :; do sleep 0.05; done", stop_limit_s=600.0)
+    deaf.start()
+    eventually(lambda: deaf.log.exists() and "up" in deaf.log.read_text())
+    supervisor.stop([[deaf]], within_s=0.3)
+    assert deaf.process is None
+    assert any("killing it" in line for line in said)
 
 
 def test_a_second_signal_hurries(tmp_path: Path) -> None:
     supervisor = Supervisor(print)
     deaf = shell(tmp_path, "trap '' TERM; echo up; while :; do sleep 0.05; done", stop_limit_s=600.0)
-    deaf.start()
-    supervisor.add(deaf)
+    supervisor.start(deaf)
     eventually(lambda: deaf.log.exists() and "up" in deaf.log.read_text())
     with supervisor.signals():
         with pytest.raises(StopRequested):
@@ -156,6 +162,21 @@ def test_a_second_signal_hurries(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         supervisor.stop([[deaf]])
     assert deaf.process is None
+
+
+def test_a_signal_during_a_launch_waits_until_the_child_is_known(tmp_path: Path) -> None:
+    supervisor = Supervisor(print)
+
+    def launch() -> subprocess.Popen[bytes]:
+        process = spawn(["/bin/sleep", "600"], log=tmp_path / "log", death_signal=signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    child = Child("child", launch, tmp_path / "log")
+    with supervisor.signals(), pytest.raises(StopRequested):
+        supervisor.start(child)
+    assert child.process is not None
+    supervisor.stop([[child]])
 
 
 def test_signal_handlers_are_put_back() -> None:
