@@ -18,10 +18,9 @@ import msgspec
 import structlog
 
 from gateway.admission.errors import Refused, Stale
-from gateway.admission.rebuild import MAX_AMOUNT
 from gateway.admission.redis import RedisUnavailable
 from gateway.admission.service import Admission
-from gateway.admission.ticket import Draft, Ticket
+from gateway.admission.ticket import MAX_AMOUNT, Draft, Ticket
 from gateway.backends import faults
 from gateway.backends.backend import Order
 from gateway.backends.faults import BackendFault
