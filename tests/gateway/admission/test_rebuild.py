@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Collection
-from datetime import datetime
+from datetime import UTC, datetime
 from uuid import UUID
 
 import pytest
@@ -10,10 +11,16 @@ import pytest
 from gateway.admission.errors import Refused
 from gateway.admission.redis import RedisUnavailable
 from gateway.admission.service import Admission
+from gateway.billing.drainer import Drainer
+from gateway.billing.reports import charged_between
 from gateway.billing.usage import TokenUsage
+from gateway.clock import SystemClock
+from gateway.db.engine import create_engine
 from gateway.ids import uuid7
 from gateway.tenants.principal import Budget
 from tests.gateway.admission.support import Ledger, admission, advance, eventually, take, tenant
+
+EVER = (datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC))
 
 
 async def test_a_budget_given_in_mid_period_counts_what_was_spent_before(gate: Admission, ledger: Ledger) -> None:
@@ -170,3 +177,47 @@ async def test_those_who_waited_go_on_when_the_first_reader_is_cancelled(redis_u
         first.cancel()
         await second
         assert ledger.readings == 2
+
+
+async def test_with_the_real_ledger_and_its_drainer_at_work(redis_url: str, database_url: str) -> None:
+    """Budgets are counted anew again and again while rows move from Redis to Postgres; no cent is lost or doubled."""
+    engine = create_engine(database_url)
+    drainer = Drainer(engine, redis_url, SystemClock(), interval_s=60)
+    tenant_id = uuid7()
+
+    class Postgres(Ledger):
+        async def spent(self, tenant_id: UUID, start: datetime, end: datetime, excluding: Collection[UUID]) -> int:
+            return await charged_between(engine, tenant_id, start, end, excluding=excluding)
+
+    async def keep_draining() -> None:
+        while not done.is_set():
+            await drainer.drain_once()
+
+    done = asyncio.Event()
+    charged = 0
+    async with admission(redis_url, Postgres(redis_url)) as gate:
+        draining = asyncio.ensure_future(keep_draining())
+        try:
+            for turn in range(12):
+                kind = ("month", "total", "week")[turn % 3]
+                principal = tenant(budget=Budget(10**12, kind, "UTC"), tenant_id=tenant_id)  # type: ignore[arg-type]
+                tickets = [await take(gate, principal, 50_000) for _ in range(5)]
+                for ticket in tickets[1:]:
+                    ticket.settle("ok", TokenUsage(random.randrange(40), random.randrange(20)))
+                    charged += ticket.charged_nano_usd
+                    if turn % 2:
+                        await ticket.settled()
+                await take(gate, principal, 0)
+                counters = await gate.counters(tenant_id)
+                assert (counters.spent, counters.reserved) == (charged, 50_000)
+                tickets[0].settle("aborted", TokenUsage(1, 1))
+                charged += tickets[0].charged_nano_usd
+        finally:
+            done.set()
+            await draining
+        await gate._settlements.drained()
+        assert (await gate.counters(tenant_id)).spent == charged
+        await drainer.drain_once()
+        assert await charged_between(engine, tenant_id, *EVER) == charged
+    await drainer.close()
+    await engine.dispose()
