@@ -15,7 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.billing.usage import UsageEvent
 from gateway.ids import uuid7
 
-NOON = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+NOON = datetime(2024, 6, 3, 12, 0, tzinfo=UTC)
+"""In the past, whenever the tests run; no migration has made its partition."""
 TENANT = UUID(int=1)
 SHARD = "{s07}"
 

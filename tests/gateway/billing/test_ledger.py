@@ -7,6 +7,8 @@ from datetime import timedelta
 from uuid import UUID
 
 import msgspec
+import psycopg
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
@@ -16,6 +18,7 @@ from gateway.billing.entries import Entry
 from gateway.billing.ledger import quarter_of, record, record_refusals
 from gateway.billing.usage import UsageEvent
 from gateway.db.engine import transaction
+from gateway.db.partitions import partition_ddl
 from gateway.ids import uuid7
 from tests.gateway.billing.support import NOON, TENANT, assert_consistent, fetch, usage_event
 from tests.gateway.db.support import opened
@@ -23,6 +26,12 @@ from tests.gateway.db.support import opened
 
 def entry(event: UsageEvent, revision: int = 1) -> Entry:
     return Entry("1-0", b"", event, revision)
+
+
+@pytest.fixture(autouse=True)
+def partition(database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute(partition_ddl(NOON))
 
 
 async def write(engine: AsyncEngine, *entries: Entry) -> int:

@@ -16,7 +16,7 @@ from gateway.db.engine import create_engine
 class ManualClock:
     """Stands still until it is moved."""
 
-    time: datetime = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+    time: datetime = datetime(2024, 6, 3, 12, 0, tzinfo=UTC)
     ticks: float = 1000.0
 
     def now(self) -> datetime:

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.cli import cli
+
+Penstock = Callable[..., Result]
+
+
+@pytest.fixture
+def penstock(
+    database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Result]:
+    """``penstock("tenant", "list")`` runs a command against this test's services."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.delenv("PENSTOCK_CONFIG", raising=False)
+
+    def run(*arguments: str) -> Result:
+        result = CliRunner().invoke(cli, list(arguments))
+        assert "Traceback" not in result.output
+        return result
+
+    return run
