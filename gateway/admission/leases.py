@@ -35,13 +35,21 @@ class Leases:
     """
 
     def __init__(
-        self, redis: PipelinedRedis, settlements: Settlements, *, lease_ms: int, tombstone_ms: int, opening_ms: int
+        self,
+        redis: PipelinedRedis,
+        settlements: Settlements,
+        *,
+        lease_ms: int,
+        tombstone_ms: int,
+        opening_ms: int,
+        longest_s: float,
     ) -> None:
         self._redis = redis
         self._settlements = settlements
         self._lease_ms = lease_ms
         self._tombstone_ms = tombstone_ms
         self._opening_ms = opening_ms
+        self._longest_s = longest_s
         self._live: dict[UUID, Ticket] = {}
         self._epochs: dict[str, bytes] = {}
 
@@ -77,8 +85,12 @@ class Leases:
         if len(self._epochs) < len(keys.ALL_SHARDS):  # Redis was away at start
             await self.learn_epochs()
         shards: dict[str, list[Ticket]] = {shard: [] for shard in self._settlements.recent_shards()}
-        for ticket in self._live.values():
-            shards.setdefault(ticket.principal.shard, []).append(ticket)
+        for ticket in list(self._live.values()):
+            if ticket.age_s > self._longest_s:
+                log.error("request %s was never settled; its lease is left to the janitor", ticket.request_id)
+                self.remove(ticket.request_id)
+            else:
+                shards.setdefault(ticket.principal.shard, []).append(ticket)
         await asyncio.gather(*(self._renew_shard(shard, tickets) for shard, tickets in shards.items()))
 
     async def expire(self) -> int:

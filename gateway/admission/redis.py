@@ -31,14 +31,15 @@ _TRANSIENT = ("LOADING", "MASTERDOWN", "BUSY ", "READONLY", "CLUSTERDOWN", "TRYA
 
 
 class RedisUnavailable(Exception):
-    """Redis did not answer in time, or not at all. What was asked may or may not have been done.
+    """Redis did not answer in time, or not at all. What was asked may have been done, unless ``unsent``.
 
     ``retry_after_s`` is when asking again makes sense.
     """
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, unsent: bool = False) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.unsent = unsent
 
 
 class RedisError(Exception):
@@ -168,7 +169,7 @@ class _Connection(asyncio.Protocol):
                 return
             if not call.future.done():
                 transient = text.startswith(_TRANSIENT)
-                call.future.set_exception(RedisUnavailable(text) if transient else RedisError(text))
+                call.future.set_exception(RedisUnavailable(text, unsent=True) if transient else RedisError(text))
         elif not call.future.done():
             call.future.set_result(reply)
 
@@ -262,7 +263,7 @@ class PipelinedRedis:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if self._closed:
-            future.set_exception(RedisUnavailable("closed"))
+            future.set_exception(RedisUnavailable("closed", unsent=True))
             return future
         call = _Call(future, loop.time() + self._timeout_s, fallback)
         if self._connection is not None:
@@ -282,7 +283,7 @@ class PipelinedRedis:
                 await self._log_in(connection)
         except (TimeoutError, OSError, RedisUnavailable, RedisError) as caught:
             reason = "no answer in time" if isinstance(caught, TimeoutError) else str(caught)
-            fault = RedisUnavailable(f"Redis at {self._address} cannot be used: {reason}")
+            fault = RedisUnavailable(f"Redis at {self._address} cannot be used: {reason}", unsent=True)
         finally:
             self._connecting = None
             waiting, self._waiting = self._waiting, []
@@ -295,7 +296,7 @@ class PipelinedRedis:
                     connection.abort("not logged in")
                 for _, call in waiting:
                     if not call.future.done():
-                        call.future.set_exception(fault or RedisUnavailable("the connection to Redis was lost"))
+                        call.future.set_exception(fault or RedisUnavailable("the connection was lost", unsent=True))
         if self._connection is not None and self._on_connected is not None:
             self._on_connected()
 

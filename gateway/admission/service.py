@@ -53,8 +53,9 @@ class Admission:
     ``lease_s``: a request whose gateway is silent for so long is settled by the janitor. ``renewal_s``: interval of
     heartbeats, which renew leases and write checkpoints. ``timeout_s``: longest wait for one answer of Redis.
     ``spent``: what the ledger charged a tenant in a range of ``admitted_at``, leaving out some requests; asked when a
-    budget's period begins in Redis. ``tombstone_s``: for how long a settled id is remembered; longer than any request
-    may run. ``max_unsettled``: with so many settlements waiting for Redis, new requests are kept out.
+    budget's period begins in Redis. ``tombstone_s``: for how long a settled id is remembered, and the longest that any
+    request may run: its lease is not renewed beyond. ``max_unsettled``: with so many settlements waiting for Redis,
+    new requests are kept out.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Admission:
             self._settlements,
             lease_ms=self._lease_ms,
             tombstone_ms=self._tombstone_ms,
+            longest_s=tombstone_s,
             # Long enough for every gateway to notice an emptied shard by its heartbeat and to bring back what it holds.
             opening_ms=round((renewal_s + timeout_s) * 1000),
         )
@@ -192,9 +194,10 @@ class Admission:
         )
         try:
             return cast("list[Any]", await asked)
-        except (RedisUnavailable, asyncio.CancelledError):
-            # Redis may have admitted it, or may yet do so when it wakes.
-            self._withdraw(request_id, principal)
+        except (RedisUnavailable, asyncio.CancelledError) as fault:
+            if not (isinstance(fault, RedisUnavailable) and fault.unsent):
+                # Redis may have admitted it, or may yet do so when it wakes.
+                self._withdraw(request_id, principal)
             raise
 
     def _ticket(self, request_id: UUID, principal: Principal, bound: int, draft: Draft, reply: list[Any]) -> Ticket:

@@ -119,7 +119,7 @@ class Ticket:
         self._usage = plausible(self._usage)
         if backend is not None:
             self._backend = backend
-        total_ms = round((self._clock.monotonic() - self._begun) * 1000)
+        total_ms = round(self.age_s * 1000)
         self.event = self._row(
             status, attempts=attempts, error_code=error_code, first_token_ms=first_token_ms, total_ms=total_ms
         )
@@ -129,6 +129,11 @@ class Ticket:
         """Wait until the settlement is written, or Redis could not take it and it is being retried."""
         if self._written is not None:
             await asyncio.shield(self._written)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the admission."""
+        return self._clock.monotonic() - self._begun
 
     @property
     def charged_nano_usd(self) -> int:

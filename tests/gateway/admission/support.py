@@ -92,7 +92,7 @@ async def admission(
     lease_s: float = LEASE_S,
     renewal_s: float = UNTIL_CLOSED_S,
     timeout_s: float = 2.0,
-    **options: int,
+    **options: float,
 ) -> AsyncIterator[Admission]:
     """A started Admission. Unless ``renewal_s`` is given its heartbeat and its janitor do not run by themselves."""
     opened = Admission(

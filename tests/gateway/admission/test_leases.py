@@ -168,6 +168,17 @@ async def test_all_shards_are_swept(gate: Admission, ledger: Ledger) -> None:
     assert await gate.expire_leases() == 100
 
 
+async def test_a_request_that_nobody_settles_is_not_kept_for_ever(redis_url: str, ledger: Ledger) -> None:
+    principal = tenant(slots=1)
+    async with admission(redis_url, ledger, tombstone_s=0.2) as gate:
+        await take(gate, principal)
+        await asyncio.sleep(0.3)
+        advance(5, gate)
+        await gate._leases.renew()
+        advance(5, gate)
+        assert await gate.expire_leases() == 1
+
+
 # Redis emptied
 
 

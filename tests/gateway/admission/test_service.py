@@ -435,6 +435,10 @@ async def test_redis_killed_and_started_again(services_dir: Path) -> None:
             ending.settle("ok", TokenUsage(10, 5))
             with pytest.raises(RedisUnavailable):
                 await take(gate, principal, 1)
+            for _ in range(5):  # never sent, so there is nothing to withdraw
+                with pytest.raises(RedisUnavailable):
+                    await take(gate, principal, 1)
+            assert gate._settlements.waiting <= 2
             service.start()
 
             async def recovered() -> bool:
