@@ -22,13 +22,13 @@ from redis.exceptions import LockError, RedisError
 from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.admission import keys
 from gateway.billing.entries import MAX_KEY_TEXT, BadEntry, Entry, raw_of, read_entry
 from gateway.billing.ledger import bury, ensure_partition, forget_refusal_batches, record, record_refusals
 from gateway.clock import Clock
 from gateway.db.engine import DatabaseUnavailable, transaction
 from gateway.db.partitions import month_of, months_ahead
 from gateway.ids import uuid7
-from gateway.tenants.principal import SHARDS
 
 BATCH = 500
 LOCK_LEASE_S = 5.0
@@ -72,7 +72,6 @@ class Drainer:
         )
         self._take_refusals = self._redis.register_script((_SCRIPTS / "take_refusals.lua").read_text())
         self._forget_refusals = self._redis.register_script((_SCRIPTS / "forget_refusals.lua").read_text())
-        self._shards = [f"{{s{number:02d}}}" for number in range(SHARDS)]
         self._lanes = asyncio.Semaphore(SHARDS_AT_ONCE)
         self._months: set[datetime] = set()
         self._maintained_at = float("-inf")
@@ -133,9 +132,9 @@ class Drainer:
         """
         await self._maintain()
         async with self._redis.pipeline(transaction=False) as pipe:
-            for shard in self._shards:
-                pipe.exists(_stream(shard), _refusals(shard), _refusal_batch(shard))
-            waiting = [shard for shard, keys in zip(self._shards, await pipe.execute(), strict=True) if keys]
+            for shard in keys.ALL_SHARDS:
+                pipe.exists(keys.usage(shard), keys.refusals(shard), _refusal_batch(shard))
+            waiting = [shard for shard, found in zip(keys.ALL_SHARDS, await pipe.execute(), strict=True) if found]
         results = await asyncio.gather(*map(self._drain_shard, waiting), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -166,10 +165,10 @@ class Drainer:
 
     async def _read(self, shard: str) -> list[RawEntry]:
         # The client does not decode, so that keys and values are bytes.
-        return cast("list[RawEntry]", await self._redis.xrange(_stream(shard), count=BATCH))
+        return cast("list[RawEntry]", await self._redis.xrange(keys.usage(shard), count=BATCH))
 
     async def _acknowledge(self, shard: str, batch: list[RawEntry]) -> int:
-        return int(await self._redis.xdel(_stream(shard), *(entry_id for entry_id, _ in batch)))
+        return int(await self._redis.xdel(keys.usage(shard), *(entry_id for entry_id, _ in batch)))
 
     async def _write(self, shard: str, batch: list[RawEntry]) -> None:
         entries: list[Entry] = []
@@ -202,7 +201,7 @@ class Drainer:
             await bury(connection, shard, entry_id, raw, error)
 
     async def _drain_refusals(self, shard: str) -> None:
-        flat = await self._take_refusals(keys=[_refusals(shard), _refusal_batch(shard)], args=[str(uuid7())])
+        flat = await self._take_refusals(keys=[keys.refusals(shard), _refusal_batch(shard)], args=[str(uuid7())])
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
         if not fields:
             return
@@ -232,14 +231,6 @@ class Drainer:
         async with transaction(self._engine, timeout_s=WRITE_TIMEOUT_S) as connection:
             await ensure_partition(connection, month)
         self._months.add(month)
-
-
-def _stream(shard: str) -> str:
-    return f"{shard}:usage"
-
-
-def _refusals(shard: str) -> str:
-    return f"{shard}:refusals"
 
 
 def _refusal_batch(shard: str) -> str:

@@ -8,10 +8,9 @@ import sqlalchemy
 from alembic import command
 from alembic.config import Config
 
-import gateway
 from gateway.db.engine import CONNECT_TIMEOUT_S, DatabaseUnavailable, psycopg_url
 
-MIGRATIONS = Path(gateway.__file__).resolve().parent.parent / "migrations"
+MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 """Beside the ``gateway`` package, in a checkout and in an installed distribution alike."""
 MIGRATION_LOCK = 7_233_921_000
 
