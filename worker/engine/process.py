@@ -46,7 +46,11 @@ def run(directory: str, build: Callable[[EngineConfig], ModelRunner]) -> int:
     # A signal to the whole process group, or to a service's every process, is the server's to answer: it drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    line = sys.stdin.buffer.readline()
+    if not line:  # the server went away while this process was starting
+        shutil.rmtree(directory, ignore_errors=True)
+        return 0
+    config = msgspec.json.decode(line, type=EngineConfig)
     threading.Thread(target=_exit_with_server, args=(directory,), name="server-watch", daemon=True).start()
     with zmq.Context() as context, context.socket(zmq.PULL) as receiver, context.socket(zmq.PUSH) as sender:
         sender.connect(f"ipc://{directory}/{OUTPUT_SOCKET}")

@@ -161,7 +161,7 @@ async def test_outputs_that_a_slow_reader_left_come_as_one(start: Start) -> None
 
 
 async def test_refuses_before_anything_is_sent(start: Start) -> None:
-    client = await start(num_blocks=5, block_size=16, max_running=2, max_waiting=1, step_s=0.02)
+    client = await start(num_blocks=5, block_size=16, max_running=2, max_waiting=1, step_s=0.005)
     with pytest.raises(RequestRejected, match="together 65; this engine holds at most 64"):
         client.generate(request("a", 60, 5))
     with pytest.raises(RequestRejected, match="no tokens"):
@@ -288,6 +288,13 @@ def test_serves_under_uvloop_too() -> None:
                     pass
 
     uvloop.run(main())
+
+
+def test_a_process_whose_server_is_gone_before_it_starts_ends_and_cleans_up(tmp_path: Path) -> None:
+    directory = tmp_path / "engine"
+    directory.mkdir()
+    subprocess.run([*TOY, str(directory)], stdin=subprocess.DEVNULL, check=True, timeout=30)
+    assert not directory.exists()
 
 
 SERVER = """
