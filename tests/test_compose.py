@@ -317,6 +317,7 @@ def test_health_checks_fail_while_nothing_listens(host: Host) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(400)
 def test_the_file_as_an_operator_brings_it_up(host: Host) -> None:
     """Migrate, serve, declare as the head of the file says, join a worker, ask, stop."""
     for _ in range(2):  # each `up` runs it again

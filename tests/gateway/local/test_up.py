@@ -35,10 +35,11 @@ class Up:
         hidden = ("DATABASE_URL", "REDIS_URL", "PENSTOCK_", "OPENAI_")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         self.environment = inherited | {MARK: self.mark}
+        self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         with self.output.open("wb") as output:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [PENSTOCK, "up", "--port", str(self.port), *arguments],
                 cwd=self.folder,
                 env=self.environment,
@@ -46,6 +47,8 @@ class Up:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self.started.append(process)
+        return process
 
     def refused(self, *arguments: str) -> str:
         """What it says when it ends by itself; it must end with status 1 and leave nothing running."""
@@ -87,6 +90,8 @@ def up(tmp_path: Path) -> Iterator[Up]:
     for pid in up.processes():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    for process in up.started:
+        process.wait()
 
 
 def test_a_port_in_use_is_named_with_the_way_to_another(up: Up) -> None:
@@ -134,6 +139,7 @@ def test_a_child_that_fails_at_the_start_shows_the_end_of_its_log(
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(400)
 def test_from_an_empty_folder_through_a_kill_to_a_good_end(up: Up, empty_database_url: str, redis_url: str) -> None:
     """With servers of its user's own: the embedded ones are in tests/e2e and test_services.py."""
     up.environment |= {"DATABASE_URL": empty_database_url, "REDIS_URL": redis_url}
