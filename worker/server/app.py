@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -21,6 +22,8 @@ from worker.server.parameters import read_chat_parameters
 from worker.server.responder import KEEPALIVE_S, ChatResponder
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
+_LONG_BODY: Final = 128 * 1024
+"""Bytes from which a body is read in a thread, so that running streams do not stutter."""
 
 log = structlog.get_logger("penstock.worker")
 
@@ -50,7 +53,11 @@ def create_app(
         if door.draining:
             raise overloaded("This worker is shutting down. Send the request again.")
         call = door.call(request.headers)
-        parameters = read_chat_parameters(await request.body())
+        body = await request.body()
+        if len(body) < _LONG_BODY:
+            parameters = read_chat_parameters(body)
+        else:
+            parameters = await asyncio.to_thread(read_chat_parameters, body)
         return ChatResponder(service, parameters, call, door, keepalive_s=keepalive_s)
 
     @get("/models", sync_to_thread=False)

@@ -27,6 +27,8 @@ from worker.server.tokenizer import UntokenizableText
 
 _LONG_PROMPT: Final = 16_384
 """Bytes of text from which a prompt is templated and tokenised in a thread: about 2 ms of work."""
+_MESSAGE_WORK: Final = 256
+"""A message's own work, in bytes of text that take as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +81,12 @@ class Completion:
         try:
             async for output in self._generation:
                 text = self._text.push(output.token_ids, output.finish_reason)
-                yield Update(text, self._text.finish_reason)
                 if self._text.finish_reason is not None:
-                    return
+                    # At a stop string the engine would go on: end it now, however slowly the client reads.
+                    await self.close()
+                yield Update(text, self._text.finish_reason)
         except EngineError as fault:
             raise engine_fault(fault) from fault
-        finally:
-            await self.close()
 
     async def close(self) -> None:
         await self._generation.aclose()
@@ -124,14 +125,14 @@ class ChatService:
     async def _prompt(self, messages: list[dict[str, str]]) -> list[int]:
         size = sum(len(message["content"].encode()) for message in messages)
         limit = self.engine.info.max_model_len
-        if size > limit * self._template.tokenizer.longest_token:
+        if size > limit * self._template.tokenizer.longest_token or len(messages) > limit:
             # Too long whatever its tokens are: don't spend time on counting them.
             raise context_length_exceeded(
-                f"This model's context is {limit} tokens, and the messages, {size} bytes of text, are far longer. "
-                "Shorten them."
+                f"This model's context is {limit} tokens, and the messages, {len(messages)} with {size} bytes of text, "
+                "are far longer. Shorten them."
             )
         try:
-            if size < _LONG_PROMPT:
+            if size + len(messages) * _MESSAGE_WORK < _LONG_PROMPT:
                 return self._template.encode(messages)
             return await asyncio.to_thread(self._template.encode, messages)
         except (TemplateRefused, UntokenizableText) as fault:

@@ -12,6 +12,8 @@ import uvicorn
 
 _LAST_ANSWERS_S: Final = 2
 """How long, once told to stop, answers in flight get to end; then their connections are cut."""
+_KEEP_ALIVE_S: Final = 75
+"""How long an idle connection is kept: longer than clients keep theirs, or a request may meet the closing."""
 
 
 class HttpServer:
@@ -26,6 +28,7 @@ class HttpServer:
             access_log=False,
             log_config=None,
             server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_LAST_ANSWERS_S,
         )
         self._server = _Server(config)

@@ -21,7 +21,7 @@ BREAKING = 9999
 
 class ScriptedRunner:
     block_size = 16
-    num_blocks = 256
+    num_blocks = 2048
     vocab_size = 49152
     eos_token_ids = (EOS,)
     device = "script"

@@ -210,6 +210,8 @@ async def test_what_can_not_fit_is_told_with_numbers(scripted: StartScripted) ->
             await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "word " * 100}])
         with pytest.raises(BadRequestError) as far_too_long:
             await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "word " * 10_000}])
+        with pytest.raises(BadRequestError) as too_many:
+            await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": ""}] * 101)
         with pytest.raises(BadRequestError) as no_room:
             await client.chat.completions.create(**BODY, max_tokens=70)
         with pytest.raises(BadRequestError) as newer_name:
@@ -218,6 +220,7 @@ async def test_what_can_not_fit_is_told_with_numbers(scripted: StartScripted) ->
     assert (too_long.value.code, too_long.value.param) == ("context_length_exceeded", "messages")
     assert "100 tokens" in too_long.value.message
     assert (far_too_long.value.code, far_too_long.value.param) == ("context_length_exceeded", "messages")
+    assert (too_many.value.code, too_many.value.param) == ("context_length_exceeded", "messages")
     assert (no_room.value.code, no_room.value.param) == ("context_length_exceeded", "max_tokens")
     assert "at most 69" in no_room.value.message
     assert newer_name.value.param == "max_completion_tokens"
@@ -416,3 +419,18 @@ async def test_many_streams_at_once(scripted: StartScripted) -> None:
 
         assert await asyncio.gather(*(ask() for _ in range(24))) == [TEXT] * 24
     await until(lambda: server.engine.open_requests == 0)
+
+
+async def test_a_long_body_is_read_like_a_short_one(scripted: StartScripted) -> None:
+    server = await scripted(max_model_len=20_000)
+    async with sdk(server) as client:
+        messages: Any = [{"role": "user", "content": "word " * 12_000}] * 3
+        answer = await client.chat.completions.create(model=MODEL, messages=messages[:1])
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens > 12_000
+        with pytest.raises(BadRequestError) as too_long:
+            await client.chat.completions.create(model=MODEL, messages=messages)
+        assert too_long.value.code == "context_length_exceeded"
+        with pytest.raises(BadRequestError) as bad:
+            await client.chat.completions.create(model=MODEL, messages=messages, temperature=9)
+        assert bad.value.param == "temperature"
