@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from psycopg import AsyncConnection as PsycopgConnection
@@ -80,10 +80,14 @@ def create_engine(url: str, *, pool_size: int = 10) -> AsyncEngine:
 async def transaction(engine: AsyncEngine, *, timeout_s: float = READ_TIMEOUT_S) -> AsyncIterator[AsyncConnection]:
     """One transaction that must end within ``timeout_s``: committed at the end of the block, rolled back on any error.
 
-    Raises DatabaseUnavailable when Postgres is away, hangs, or breaks the connection; other errors pass as they are.
+    A connection that answers must be had within READ_TIMEOUT_S, so that a server that hangs is noticed as soon by those
+    who have a long statement to run. Raises DatabaseUnavailable when Postgres is away, hangs, or breaks the connection;
+    other errors pass as they are.
     """
     try:
-        async with asyncio.timeout(timeout_s), engine.begin() as connection:
+        async with asyncio.timeout(timeout_s), AsyncExitStack() as stack:
+            async with asyncio.timeout(min(timeout_s, READ_TIMEOUT_S)):
+                connection = await stack.enter_async_context(engine.begin())
             yield connection
     except (TimeoutError, exc.TimeoutError) as fault:
         raise DatabaseUnavailable("the database does not answer; try again shortly") from fault
