@@ -65,7 +65,7 @@ async def test_a_heartbeat_keeps_leases(gate: Admission, ledger: Ledger) -> None
 
 async def test_heartbeats_and_sweeps_run_by_themselves(redis_url: str, ledger: Ledger) -> None:
     principal = tenant(slots=2)
-    async with admission(redis_url, ledger, lease_s=0.5, renewal_s=0.1) as gate:
+    async with admission(redis_url, ledger, lease_s=1.5, renewal_s=0.2) as gate:
         kept = await take(gate, principal)
         kept.checkpoint(TokenUsage(1, 2), "w1")
         lost = await take(gate, principal)
@@ -75,7 +75,7 @@ async def test_heartbeats_and_sweeps_run_by_themselves(redis_url: str, ledger: L
             return [row.request_id for row in ledger.events(principal)] == [lost.request_id]
 
         await eventually(swept)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1)
         assert (await gate.counters(principal.tenant_id)).live == 1
         with redis_py.Redis.from_url(redis_url) as client:
             event = client.hget(keys.request(principal.shard, kept.request_id), "event")
@@ -133,6 +133,17 @@ async def test_a_gateway_that_slept_past_its_lease_holds_a_slot_again(gate: Admi
     advance(10, gate)
     assert await gate.expire_leases() == 0
     assert [revision for _, revision, _ in ledger.entries(principal.shard)] == [1, 2]
+
+
+async def test_a_heartbeat_that_crosses_a_settlement_takes_no_slot(gate: Admission) -> None:
+    principal = tenant(slots=1)
+    ticket = await take(gate, principal)
+    ticket.settle("ok")
+    await ticket.settled()
+    gate._leases.add(ticket)  # as in the batch of a heartbeat that was put together before the settlement
+    await gate._leases.renew()
+    assert (await gate.counters(principal.tenant_id)).live == 0
+    await take(gate, principal)
 
 
 async def test_it_dies_after_all(gate: Admission, ledger: Ledger) -> None:

@@ -152,7 +152,7 @@ async def test_a_hung_redis_holds_nobody_longer_than_the_limit(own_redis: Embedd
         began = time.monotonic()
         replies = await asyncio.gather(*(client.command("PING") for _ in range(20)), return_exceptions=True)
         assert all(isinstance(reply, RedisUnavailable) for reply in replies)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5
     hang(own_redis, False)
     assert await client.command("PING") == b"PONG"
     assert connected == 2
