@@ -23,7 +23,7 @@ GATEWAY_ROOMS = {
     "backends": {"routing", "billing"},
     "pipeline": {"tenants", "admission", "billing", "routing", "backends", "db"},
     "http": {"pipeline", "tenants", "billing", "routing", "admission", "db"},
-    "local": {"cli", "tenants", "billing", "db", "admission"},
+    "local": {"cli", "tenants", "billing", "db", "admission", "routing"},
     "cli": {"app", "local", "tenants", "billing", "db", "admission", "routing"},
     "app": {"http", "pipeline", "tenants", "admission", "billing", "routing", "backends", "db"},
 }
