@@ -160,6 +160,9 @@ def serve(
         raise click.UsageError(
             f"--host {host} is reachable from elsewhere: set PENSTOCK_FLEET_TOKEN, so that strangers are kept out."
         )
+    for name, url in (("--gateway-url", gateway_url), ("--advertise-url", advertise_url)):
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise click.UsageError(f"{name} {url} must begin with http:// or https://.")
     if gateway_url is not None:
         if fleet_token is None:
             raise click.UsageError("--gateway-url needs PENSTOCK_FLEET_TOKEN, the secret shared with the gateway.")

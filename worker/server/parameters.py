@@ -19,6 +19,7 @@ MAX_STOP_LENGTH: Final = 1024
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """Role in a request -> role in the template: ``developer`` is what newer clients call the system."""
 _SEED_BITS: Final = 63
+_GREEDY_BELOW: Final = 1e-5
 
 
 def _is(*neutral: Any) -> Callable[[Any], bool]:
@@ -244,7 +245,8 @@ def _sampling(request: _Body) -> SamplingParams:
         seed = request.seed & ((1 << _SEED_BITS) - 1)
     else:
         raise bad_request("'seed' must be a whole number that fits into 64 bits.", param="seed", code="invalid_value")
-    return SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
+    # Divided by less than this, logits overflow; the draw is greedy long before.
+    return SamplingParams(temperature=0.0 if temperature < _GREEDY_BELOW else temperature, top_p=top_p, seed=seed)
 
 
 def _shown(value: Any) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from typing import Final
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -41,7 +42,7 @@ class Registration:
     ) -> None:
         """``record``: what to say now; its ``worker_id`` never changes."""
         self._record = record
-        self._url = f"{gateway_url.rstrip('/')}/internal/v1/workers/{record().worker_id}"
+        self._url = f"{gateway_url.rstrip('/')}/internal/v1/workers/{quote(record().worker_id, safe='')}"
         self._headers = {"authorization": f"Bearer {fleet_token}", "content-type": "application/json"}
         self._interval_s = interval_s
         self._trouble: str | None = ""  # what was logged last; None while all is well

@@ -4,59 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import pytest
-from openai import APIError, AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
+from openai import BadRequestError, NotFoundError
 
-from tests.worker.server.conftest import FLEET_TOKEN, MODEL, ScriptedServer, StartScripted
-from worker.protocol.errors import ErrorBody
-from worker.protocol.sse import Comment, Event, Framer
-from worker.protocol.usage import MeterReading, decode_meter
+from tests.worker.server.asking import BODY, FLEET, TEXT, error_of, frames, http, sdk, until
+from tests.worker.server.conftest import FLEET_TOKEN, MODEL, StartScripted
+from worker.protocol.sse import Event
 from worker.server.tokenizer import Tokenizer
-
-TEXT = "Hello, wörld! 👩‍🚀"
-USER = [{"role": "user", "content": "Hi"}]
-BODY: dict[str, Any] = {"model": MODEL, "messages": USER}
-FLEET = {"authorization": f"Bearer {FLEET_TOKEN}"}
-
-
-def sdk(server: ScriptedServer) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{server.url}/v1", api_key="anything", max_retries=0, timeout=20)
-
-
-def http(server: ScriptedServer) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=server.url, timeout=20)
-
-
-async def until(condition: Any, limit_s: float = 10.0) -> float:
-    """Wait for ``condition``; how long it took, in seconds."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 (what is waited for lies outside the loop)
-            await asyncio.sleep(0.005)
-    return loop.time() - began
-
-
-async def collect(stream: AsyncIterator[Any]) -> list[Any]:
-    return [item async for item in stream]
-
-
-def frames(body: bytes) -> list[Event | Comment]:
-    return Framer().feed(body)
-
-
-def error_of(body: bytes) -> dict[str, Any]:
-    """The error of an answer in OpenAI's shape: all four fields, and nothing else."""
-    ((name, fields),) = json.loads(body).items()
-    assert name == "error"
-    assert set(fields) == set(ErrorBody.__struct_fields__)
-    return dict(fields)
 
 
 async def test_a_whole_answer(scripted: StartScripted, tokenizer: Tokenizer) -> None:
@@ -149,60 +105,6 @@ async def test_stop_strings_and_max_tokens(scripted: StartScripted, stream: bool
     assert text.startswith("one two three four five six seven eight" + "one")
 
 
-async def test_the_engine_stops_at_a_stop_string(scripted: StartScripted) -> None:
-    server = await scripted("one two three" + " and on" * 60, step_s=0.02)
-    async with sdk(server) as client:
-        await client.chat.completions.create(**BODY, stop="two")
-    assert await until(lambda: server.engine.open_requests == 0) < 0.5
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_metered_answers(scripted: StartScripted, stream: bool) -> None:
-    """As the protocol says: running totals before each event, a whole answer as the one event of a stream."""
-    server = await scripted("one two three four", step_s=0.02)
-    headers = FLEET | {"x-penstock-meter": "1", "x-request-id": "0193-7a"}
-    async with http(server) as client:
-        body = BODY | {"stream": stream}
-        metered = await client.post("/v1/chat/completions", json=body, headers=headers)
-        plain = await client.post("/v1/chat/completions", json=BODY)
-        strangers = await client.post(
-            "/v1/chat/completions", json=BODY, headers=headers | {"authorization": "Bearer x"}
-        )
-    assert metered.headers["content-type"] == "text/event-stream"
-    assert metered.headers["x-request-id"] == "0193-7a"
-    found = frames(metered.content)
-    readings = [decode_meter(frame.text) for frame in found if isinstance(frame, Comment)]
-    assert readings == [MeterReading(31, count) for count in range(1, 6)]
-    events = [frame.data for frame in found if isinstance(frame, Event)]
-    assert events[-1] == b"[DONE]"
-    assert isinstance(found[0], Comment)
-    if stream:
-        assert len(events) == 1 + 4 + 1 + 1
-    else:
-        assert len(events) == 2
-        whole = json.loads(events[0])
-        assert whole["id"] == "chatcmpl-01937a"
-        expected = plain.json()
-        assert {**whole, "id": 0, "created": 0} == {**expected, "id": 0, "created": 0}
-    # Without the fleet token the gateway's headers mean nothing.
-    assert strangers.headers["content-type"] == "application/json"
-    assert strangers.headers["x-request-id"] != "0193-7a"
-
-
-async def test_a_clamped_output_is_shortened_to_what_fits(scripted: StartScripted) -> None:
-    server = await scripted("word" * 50, max_model_len=40)
-    async with http(server) as client:
-        body = BODY | {"max_tokens": 5000}
-        clamp = {"x-penstock-clamp-output": "1"}
-        clamped = await client.post("/v1/chat/completions", json=body, headers=FLEET | clamp)
-        refused = await client.post("/v1/chat/completions", json=body, headers=clamp)
-        bad = await client.post("/v1/chat/completions", json=body, headers=FLEET | {"x-penstock-priority": "high"})
-    assert clamped.json()["usage"]["completion_tokens"] == 40 - 31
-    assert clamped.json()["choices"][0]["finish_reason"] == "length"
-    assert refused.status_code == 400
-    assert "x-penstock-priority" in error_of(bad.content)["message"]
-
-
 async def test_what_can_not_fit_is_told_with_numbers(scripted: StartScripted) -> None:
     server = await scripted(max_model_len=100)
     async with sdk(server) as client:
@@ -279,113 +181,6 @@ async def test_the_door_is_closed_to_strangers_where_a_token_is_required(scripte
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_a_full_queue_is_a_503_with_retry_after(scripted: StartScripted) -> None:
-    server = await scripted("word " * 15, step_s=0.05, max_running=1, max_waiting=1)
-    async with http(server) as client:
-        running = [asyncio.ensure_future(client.post("/v1/chat/completions", json=BODY)) for _ in range(2)]
-        await until(lambda: server.engine.open_requests == 2)
-        for stream in (False, True):
-            refused = await client.post("/v1/chat/completions", json=BODY | {"stream": stream})
-            assert refused.status_code == 503
-            assert refused.headers["retry-after"] == "1"
-            assert refused.headers["content-type"] == "application/json"
-            assert error_of(refused.content)["code"] == "engine_overloaded"
-        assert [answer.status_code for answer in await asyncio.gather(*running)] == [200, 200]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("metered", [False, True])
-async def test_a_hang_up_stops_the_engine_within_a_second(scripted: StartScripted, stream: bool, metered: bool) -> None:
-    server = await scripted("word " * 200, step_s=0.05)
-    headers = FLEET | ({"x-penstock-meter": "1"} if metered else {})
-    client = http(server)
-    asking = asyncio.ensure_future(client.post("/v1/chat/completions", json=BODY | {"stream": stream}, headers=headers))
-    await until(lambda: server.engine.stats.steps > 3)
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
-    await client.aclose()
-    assert await until(lambda: server.engine.open_requests == 0) < 1.0
-    assert await until(lambda: server.engine.stats.running == 0) < 1.0
-
-
-async def test_a_hang_up_while_waiting_for_a_place(scripted: StartScripted) -> None:
-    server = await scripted("word " * 20, step_s=0.05, max_running=1)
-    async with http(server) as client:
-        first = asyncio.ensure_future(client.post("/v1/chat/completions", json=BODY))
-        await until(lambda: server.engine.open_requests == 1)
-        impatient = http(server)
-        second = asyncio.ensure_future(impatient.post("/v1/chat/completions", json=BODY | {"stream": True}))
-        await until(lambda: server.engine.open_requests == 2)
-        second.cancel()
-        await asyncio.gather(second, return_exceptions=True)
-        await impatient.aclose()
-        assert await until(lambda: server.engine.open_requests == 1) < 1.0
-        assert (await first).status_code == 200
-
-
-async def test_silence_is_filled_with_comments(scripted: StartScripted) -> None:
-    server = await scripted("one two three four five six", step_s=0.05, max_running=1, keepalive_s=0.1)
-    async with http(server) as client:
-        first = asyncio.ensure_future(client.post("/v1/chat/completions", json=BODY | {"stream": True}))
-        await until(lambda: server.engine.open_requests == 1)
-        second = await client.post("/v1/chat/completions", json=BODY | {"stream": True})
-        await first
-    found = frames(second.content)
-    assert isinstance(found[0], Comment)
-    assert found[0].text == b"keep-alive"
-    assert [frame.data for frame in found if isinstance(frame, Event)][-1] == b"[DONE]"
-
-
-async def test_an_engine_killed_in_mid_answer_fails_it_loudly(scripted: StartScripted) -> None:
-    server = await scripted("word " * 200, step_s=0.05)
-    async with http(server) as client:
-        metered = FLEET | {"x-penstock-meter": "1"}
-        whole = asyncio.ensure_future(client.post("/v1/chat/completions", json=BODY))
-        stream = asyncio.ensure_future(client.post("/v1/chat/completions", json=BODY | {"stream": True}))
-        metered_whole = asyncio.ensure_future(client.post("/v1/chat/completions", json=BODY, headers=metered))
-        await until(lambda: server.engine.open_requests == 3 and server.engine.stats.steps > 4)
-        os.kill(server.engine_pid, signal.SIGKILL)
-        failed = await whole
-        assert failed.status_code == 500
-        assert error_of(failed.content)["code"] == "engine_dead"
-        for cut in (await stream, await metered_whole):
-            events = [frame.data for frame in frames(cut.content) if isinstance(frame, Event)]
-            assert error_of(events[-1])["code"] == "engine_dead"
-            assert not any(event == b"[DONE]" or b'"finish_reason":"' in event for event in events)
-        after = await client.post("/v1/chat/completions", json=BODY)
-        assert after.status_code == 500
-        assert error_of(after.content)["code"] == "engine_dead"
-        health = await client.get("/health")
-        assert (health.status_code, health.json()["status"]) == (503, "dead")
-
-
-async def test_the_sdk_sees_a_dead_engine_as_an_error(scripted: StartScripted) -> None:
-    server = await scripted("word " * 200, step_s=0.05)
-    async with sdk(server) as client:
-        stream = await client.chat.completions.create(**BODY, stream=True)
-        await anext(stream)
-        os.kill(server.engine_pid, signal.SIGKILL)
-        with pytest.raises(APIError, match="engine stopped"):
-            await collect(stream)
-        with pytest.raises(InternalServerError):
-            await client.chat.completions.create(**BODY)
-
-
-async def test_a_draining_worker_ends_what_runs_and_takes_nothing_new(scripted: StartScripted) -> None:
-    server = await scripted("word " * 20, step_s=0.02)
-    async with http(server) as client:
-        running = asyncio.ensure_future(client.post("/v1/chat/completions", json=BODY))
-        await until(lambda: server.engine.open_requests == 1)
-        server.door.draining = True
-        refused = await client.post("/v1/chat/completions", json=BODY)
-        assert refused.status_code == 503
-        assert refused.headers["retry-after"] == "1"
-        assert (await client.get("/health")).json()["status"] == "draining"
-        assert not running.done()
-        await server.door.wait_idle()
-        assert (await running).json()["choices"][0]["finish_reason"] == "stop"
-
-
 async def test_health_tells_the_load(scripted: StartScripted) -> None:
     server = await scripted("word " * 20, step_s=0.03)
     async with http(server) as client:
@@ -407,18 +202,6 @@ async def test_a_message_can_not_forge_a_turn_over_http(scripted: StartScripted)
     assert hostile.usage is not None
     # Spelled out in plain tokens, each special token takes several.
     assert hostile.usage.prompt_tokens > honest.usage.prompt_tokens + 3 * 4
-
-
-async def test_many_streams_at_once(scripted: StartScripted) -> None:
-    server = await scripted(TEXT, step_s=0.005, max_running=4, max_waiting=64)
-    async with sdk(server) as client:
-
-        async def ask() -> str:
-            stream = await client.chat.completions.create(**BODY, stream=True)
-            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-
-        assert await asyncio.gather(*(ask() for _ in range(24))) == [TEXT] * 24
-    await until(lambda: server.engine.open_requests == 0)
 
 
 async def test_a_long_body_is_read_like_a_short_one(scripted: StartScripted) -> None:

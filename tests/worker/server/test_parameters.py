@@ -40,6 +40,10 @@ def test_values_are_taken_and_zero_is_a_value() -> None:
     assert got.ignore_eos
 
 
+def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
+    assert [read(temperature=t).sampling.temperature for t in (5e-324, 1e-300, 1e-6, 0.01)] == [0, 0, 0, 0.01]
+
+
 def test_null_is_absent() -> None:
     names = ["stream", "stream_options", "temperature", "top_p", "seed", "stop", "max_tokens", "n", "tools", "logprobs"]
     assert read(**dict.fromkeys(names)).sampling.temperature == 1.0
