@@ -203,6 +203,9 @@ async def test_an_emptied_redis_gets_everything_back_before_it_admits(redis_url:
         drained.settle("ok", TokenUsage(10, 5))
         await drained.settled()
         ledger.drain(principal.shard)
+        mine = await take(one, principal, 10_000)
+        mine.settle("ok", TokenUsage(5, 0))
+        await mine.settled()
         undrained = await take(two, principal, 50_000)
         undrained.settle("ok", TokenUsage(20, 5))
         await undrained.settled()
@@ -225,17 +228,41 @@ async def test_an_emptied_redis_gets_everything_back_before_it_admits(redis_url:
 
         await eventually(opened)
         counters = await one.counters(principal.tenant_id)
-        assert (counters.spent, counters.reserved, counters.live) == (50_000, 70_000, 2)
+        assert (counters.spent, counters.reserved, counters.live) == (55_000, 70_000, 2)
         with pytest.raises(Refused):
-            await take(two, principal, 80_001)
+            await take(two, principal, 75_001)
         ones.settle("ok", TokenUsage(10, 0))
         twos.settle("ok", TokenUsage(10, 5))
         await asyncio.gather(ones.settled(), twos.settled())
         counters = await one.counters(principal.tenant_id)
-        assert (counters.spent, counters.reserved, counters.live) == (80_000, 0, 0)
+        assert (counters.spent, counters.reserved, counters.live) == (85_000, 0, 0)
     rows = ledger.events(principal)
-    assert sorted(row.charged_nano_usd for row in rows) == [0, 10_000, 20_000, 20_000, 30_000]
-    assert sum(row.charged_nano_usd for row in rows) == 80_000
+    assert sorted(row.charged_nano_usd for row in rows) == [0, 5_000, 10_000, 20_000, 20_000, 30_000]
+    assert sum(row.charged_nano_usd for row in rows) == 85_000
+
+
+async def test_a_redis_that_restarted_without_its_last_second(redis_url: str, ledger: Ledger) -> None:
+    principal = tenant(slots=1, budget=10**9)
+    async with admission(redis_url, ledger) as gate:
+        with redis_py.Redis.from_url(redis_url) as client:
+            ticket = await take(gate, principal, 50_000)
+            before = {key: client.dump(key) for key in client.scan_iter()}
+            ticket.settle("ok", TokenUsage(10, 5))
+            await ticket.settled()
+            client.flushall()
+            for key, value in before.items():
+                client.restore(key, 0, value)
+            client.client_kill_filter(_type="normal", skipme=True)
+
+        async def settled_again() -> bool:
+            try:
+                counters = await gate.counters(principal.tenant_id)
+            except RedisUnavailable:
+                return False
+            return (counters.spent, counters.reserved, counters.live) == (20_000, 0, 0)
+
+        await eventually(settled_again)
+    assert [row.charged_nano_usd for row in ledger.events(principal)] == [20_000]
 
 
 async def test_settled_while_redis_was_empty(gate: Admission, ledger: Ledger, redis_url: str) -> None:

@@ -4,11 +4,12 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import redis as redis_py
+import uvloop
 
 from gateway.admission.redis import Address, PipelinedRedis, RedisError, RedisUnavailable, Script, load_script
 from gateway.local.services import EmbeddedRedis, free_port
@@ -170,14 +171,21 @@ async def test_a_restarted_redis_is_found_again(own_redis: EmbeddedRedis) -> Non
     await client.close()
 
 
-async def test_a_gateway_held_up_itself_does_not_blame_redis(redis_url: str) -> None:
-    client = PipelinedRedis(redis_url, timeout_s=0.2)
-    await client.command("PING")
-    asked = client.issue("PING")
-    await asyncio.sleep(0)  # it leaves
-    time.sleep(0.5)  # noqa: ASYNC251 - the loop stands still past the deadline, with the reply in the socket
-    assert await asked == b"PONG"
-    await client.close()
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])  # uvloop runs timers before sockets
+def test_a_gateway_held_up_itself_does_not_blame_redis(
+    redis_url: str, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def scenario() -> None:
+        client = PipelinedRedis(redis_url, timeout_s=0.2)
+        await client.command("PING")
+        asked = client.issue("PING")
+        await asyncio.sleep(0)  # it leaves
+        time.sleep(0.5)  # noqa: ASYNC251 - the loop stands still past the deadline, with the reply in the socket
+        assert await asked == b"PONG"
+        await client.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(scenario())
 
 
 async def test_a_cancelled_call_does_not_shift_the_replies(redis_url: str) -> None:
