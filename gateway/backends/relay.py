@@ -7,6 +7,7 @@ tried again on another backend; afterwards it is raised, and the door says so in
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ EVENT_LIMIT = 16 * 1024 * 1024
 ESTIMATED_BYTES_PER_TOKEN = 4
 _NOT_FOR_THE_CLIENT = frozenset({401, 403, 404, 405, 407, 408})
 """Refusals that say something about gateway and worker, not about the request."""
-_WORTH_ANOTHER_TRY = frozenset({401, 403, 404, 405, 407, 408, 429})
+_WORTH_ANOTHER_TRY = frozenset({408, 429})
+_RETRY_AFTER = re.compile(r"[\x20-\x7e]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,13 +341,16 @@ async def _refusal(reply: Reply) -> BackendFault:
     error = told.get("error") if isinstance(told, dict) else None
     retryable = status >= 500 or status in _WORTH_ANOTHER_TRY
     shown = (400 <= status < 500 and status not in _NOT_FOR_THE_CLIENT) or status == 503
+    retry_after = reply.header("retry-after")
+    if retry_after is not None and not _RETRY_AFTER.fullmatch(retry_after):
+        retry_after = None
     if shown and body is not None and isinstance(error, dict) and isinstance(error.get("message"), str):
         return BackendError(
             status,
             body,
             code=_error_code(error) or "backend_error",
             retryable=retryable,
-            retry_after=reply.header("retry-after"),
+            retry_after=retry_after,
         )
     if status == 429 or status == 503:
         return BackendFault("engine_overloaded", "The workers are busy. Try again shortly.", status=503)

@@ -8,6 +8,7 @@ say where to look.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import TracebackType
 from typing import Any
 
@@ -58,18 +59,21 @@ class Registry:
         self._endpoints: dict[str, list[Endpoint]] = {}
         self._changes = 0
         self._tasks = asyncio.TaskGroup()
-        self._refresher: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
 
     async def __aenter__(self) -> Registry:
         await self._tasks.__aenter__()
-        self._refresher = self._tasks.create_task(self._keep_fresh(), name="registry-refresh")
+        # The first request should find the workers that are there; a Redis that is away is awaited in the background.
+        with contextlib.suppress(RegistryUnavailable):
+            await self.refresh()
+        self._tasks.create_task(self._keep_fresh(), name="registry-refresh")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._refresher is not None:
-            self._refresher.cancel()
+        # Asked to end, not cancelled: within the Redis client a cancellation can get lost.
+        self._closing.set()
         await self._tasks.__aexit__(None, None, None)
         await self._redis.aclose()
 
@@ -160,7 +164,7 @@ class Registry:
 
     async def _keep_fresh(self) -> None:
         failing = False
-        while True:
+        while not self._closing.is_set():
             try:
                 await self.refresh()
                 failing = False
@@ -168,4 +172,6 @@ class Registry:
                 if not failing:
                     _log.warning("the registry cannot be read", reason=str(fault.__cause__))
                 failing = True
-            await asyncio.sleep(self._refresh_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._refresh_s):
+                    await self._closing.wait()

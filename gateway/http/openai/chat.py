@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ from worker.protocol.sse import DONE, MEDIA_TYPE, encode_comment, encode_event
 JSON = "application/json"
 SEND_GRACE_S = 5.0
 """How much longer than its route allows an answer may take while its client is slow to read."""
+FAREWELL_S = 1.0
+"""How long an answer that is broken off by a stop may take to say so."""
 _KEEPALIVE = encode_comment(b"keep-alive")
 _DONE = encode_event(DONE)
 _STREAM_HEADERS = (("content-type", MEDIA_TYPE), ("cache-control", "no-cache"), ("x-accel-buffering", "no"))
@@ -94,8 +97,10 @@ class ChatCompletion:
         except asyncio.CancelledError:
             if answer.client_left:
                 raise
-            # The server stops and wants this task to end, which it does.
-            await self._refuse(client, _stopping(), answer)
+            # The server stops and wants this task to end, which it does; a client that does not read cannot delay it.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FAREWELL_S):
+                    await self._refuse(client, _stopping(), answer)
         except Exception:
             await self._fail(client, answer)
 

@@ -435,15 +435,28 @@ async def test_a_bad_request_is_passed_on_as_it_is_and_not_repeated(rig: Rig, up
     assert len(server.seen) == 1
 
 
+async def test_a_retry_after_that_no_header_can_bear_is_left_out(rig: Rig, upstream: Any) -> None:
+    async def busy(c: Any) -> None:
+        await c.status(
+            503, b'{"error":{"message":"busy","code":"engine_overloaded"}}', more="retry-after: sp\xe4ter\r\n"
+        )
+
+    rig.use((await upstream(busy)).url)
+    _, fault = await read_until_fault(rig.open())
+    assert (fault.error().status, fault.error().headers) == (503, {})
+
+
 @pytest.mark.parametrize("status", [401, 403, 404])
 async def test_a_refusal_of_the_gateway_itself_is_not_shown_to_the_client(rig: Rig, upstream: Any, status: int) -> None:
     async def refuses(c: Any) -> None:
         await c.status(status, b'{"error":{"message":"bad fleet token","type":"authentication_error","code":"x"}}')
 
-    rig.use((await upstream(refuses)).url)
+    server = await upstream(refuses)
+    rig.use(server.url, server.url)
     _, fault = await read_until_fault(rig.open())
     assert fault.error().status == 502
     assert b"fleet" not in fault.error().encode()
+    assert len(server.seen) == 1
 
 
 @pytest.mark.parametrize(

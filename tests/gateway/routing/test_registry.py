@@ -45,6 +45,13 @@ async def test_a_worker_is_known_at_once_here_and_soon_elsewhere(redis_url: str)
         assert ids(here) == ["w2"]
 
 
+async def test_a_replica_that_starts_knows_the_workers_at_once(redis_url: str) -> None:
+    async with make(redis_url) as here:
+        await here.register(record())
+        async with make(redis_url) as late:
+            assert ids(late) == ["w1"]
+
+
 async def test_a_silent_worker_is_gone_after_its_time_and_leaves_nothing_behind(redis_url: str) -> None:
     async with make(redis_url, ttl_s=0.1) as registry:
         await registry.register(record())

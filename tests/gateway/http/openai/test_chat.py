@@ -532,6 +532,33 @@ async def announcing(gateway: Any) -> AsyncIterator[Any]:
     await admission.close()
 
 
+async def test_a_client_that_does_not_read_is_cut_off_in_the_end(
+    gateway: Any, upstream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gateway.routing.route import Route
+
+    closed: list[float] = []
+
+    async def floods(c: Any) -> None:
+        await c.begin()
+        with contextlib.suppress(ConnectionError):
+            for number in range(1000):
+                await c.token("x" * 100_000, number + 1)
+        closed.append(await c.wait_closed_by_peer())
+
+    monkeypatch.setattr("gateway.http.openai.chat.SEND_GRACE_S", 0.3)
+    await gateway.catalog.create_route(Route("short", "pool", "m", 1000, 50, 500, 0.5))
+    await gateway.catalog.set_price("short", "1", "2")
+    await gateway.register(await upstream(floods))
+    _, writer = await ask_raw(gateway, stream=True, model="short")
+    (row,) = await gateway.rows()
+    assert row.status in ("aborted", "failed")
+    assert row.completion_tokens > 0
+    assert 400 <= row.total_ms < 5000
+    await eventually(lambda: bool(closed))
+    writer.close()
+
+
 async def test_a_route_without_a_price_is_refused_or_served_and_marked(gateway: Any, upstream: Any) -> None:
     from gateway.routing.route import Route
 
