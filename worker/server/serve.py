@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
@@ -23,6 +23,9 @@ from worker.protocol.fleet import WorkerRecord
 
 if TYPE_CHECKING:
     from worker.server.chat_template import ChatTemplate
+
+_BACKLOG: Final = 2048
+"""Connections that may wait to be accepted."""
 
 log = structlog.get_logger("penstock.worker")
 
@@ -66,8 +69,21 @@ def listen(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
     except OSError as fault:
         bound.close()
-        raise ServeError(f"Can't listen on {host}:{port}: {fault.strerror}. Choose another with --port.") from fault
+        raise _taken(f"{host}:{port}", fault) from fault
     return bound
+
+
+def accept(bound: socket.socket) -> None:
+    """Let connections in. Raises ServeError: another process may have bound the address too, and been faster."""
+    try:
+        bound.listen(_BACKLOG)
+    except OSError as fault:
+        host, port = bound.getsockname()[:2]
+        raise _taken(f"{host}:{port}", fault) from fault
+
+
+def _taken(address: str, fault: OSError) -> ServeError:
+    return ServeError(f"Can't listen on {address}: {fault.strerror}. Choose another with --port.")
 
 
 def url_of(bound: socket.socket) -> str:
@@ -137,6 +153,7 @@ async def _serve(
         registration = Registration(
             options.gateway_url, options.fleet_token, lambda: _record(options, url, engine, door.draining)
         )
+    accept(bound)
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve(bound))
         dying = tasks.create_task(engine.wait_dead())

@@ -176,7 +176,7 @@ def end(worker: WorkerProcess) -> None:
             worker.process.wait()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     """One worker with the real model, for every test that does it no harm."""
     folder = tmp_path_factory.mktemp("worker")

@@ -19,6 +19,7 @@ import pytest
 from tests.worker.server.conftest import FLEET_TOKEN, MODEL, PACKAGE, StartWorker, WorkerProcess
 from tests.worker.server.test_registration import Gateway, gateway
 from worker.protocol.sse import Event, Framer
+from worker.server.serve import ServeError, accept, listen
 
 __all__ = ["gateway"]
 
@@ -137,6 +138,13 @@ def test_a_port_in_use_says_how_to_choose_another() -> None:
     assert f"127.0.0.1:{port}" in done.stderr
     assert "--port" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_of_two_workers_that_bind_one_port_together_the_slower_is_told() -> None:
+    with listen("127.0.0.1", 0) as first, listen("127.0.0.1", first.getsockname()[1]) as second:
+        accept(first)
+        with pytest.raises(ServeError, match="Choose another with --port"):
+            accept(second)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
