@@ -21,7 +21,7 @@ from kernels.cache import PagedCache
 DECODE_CHUNK: Final = 128
 """Keys in one part of a decode."""
 
-_GROUP_KEYS: Final = 4096
+_GROUP_KEYS: Final = 1024
 """Most keys gathered at once: the copies of one group should still be in the core's cache when they are read."""
 
 

@@ -82,7 +82,7 @@ def sample(
 def _inverse(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The first index whose cumulative weight exceeds ``uniform * total``; never one of weight zero, if any is not."""
     cumulative = weights.to(torch.float64).cumsum(dim=-1)
-    total = cumulative[:, -1:]
+    total = cumulative[:, -1:].contiguous()
     index = torch.searchsorted(cumulative, uniforms.unsqueeze(1) * total, right=True).squeeze(1)
     # Rounding may carry the product up to the total itself: then the last token of any weight is meant.
     last = torch.searchsorted(cumulative, total, right=False).squeeze(1)

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from benchmarks.transformers_reference import load_reference
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.messages import EngineRequest
 from worker.engine.plan import SamplingParams
-from worker.model.quantization import AffineInt
 from worker.server.tokenizer import Tokenizer
 from worker.weights.gguf import GGUFFile
-from worker.weights.gguf_import import import_tensor
 
 if TYPE_CHECKING:
     from worker.execution.model_runner import ModelRunner
@@ -52,14 +51,9 @@ PASSAGE = (
 
 
 @pytest.fixture(scope="module")
-def file(smollm2_path: Path) -> GGUFFile:
-    return GGUFFile(smollm2_path)
-
-
-@pytest.fixture(scope="module")
-def prompts(file: GGUFFile) -> list[list[int]]:
+def prompts(smollm2_path: Path) -> list[list[int]]:
     """Chats shorter than a chunk, and raw texts: one token, around a block's edges, longer than one and two chunks."""
-    tokenizer = Tokenizer.from_gguf(file.metadata)
+    tokenizer = Tokenizer.from_gguf(GGUFFile(smollm2_path).metadata)
     chats = [f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n" for q in QUESTIONS]
     passage = tokenizer.encode(PASSAGE * 4, allow_special=False)
     lengths = [1, 15, 16, 17, 33, CHUNK, CHUNK + 1, 2 * CHUNK + 10, 250]
@@ -68,56 +62,8 @@ def prompts(file: GGUFFile) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def reference(file: GGUFFile) -> Any:
-    """transformers' own Llama with the same weights; its rotation pairs ``i`` with ``i + half``, the file's ``2i`` with
-    ``2i + 1``."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    metadata = file.metadata
-    heads, kv_heads = metadata["llama.attention.head_count"], metadata["llama.attention.head_count_kv"]
-    config = LlamaConfig(
-        vocab_size=metadata["llama.vocab_size"],
-        hidden_size=metadata["llama.embedding_length"],
-        intermediate_size=metadata["llama.feed_forward_length"],
-        num_hidden_layers=metadata["llama.block_count"],
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=metadata["llama.context_length"],
-        rms_norm_eps=metadata["llama.attention.layer_norm_rms_epsilon"],
-        rope_parameters={"rope_type": "default", "rope_theta": metadata["llama.rope.freq_base"]},
-        tie_word_embeddings=True,
-    )
-
-    def dense(name: str) -> torch.Tensor:
-        weight = import_tensor(file.tensors[f"{name}.weight"])
-        return weight.dequantize() if isinstance(weight, AffineInt) else weight
-
-    def halves(weight: torch.Tensor, count: int) -> torch.Tensor:
-        rows, columns = weight.shape
-        return weight.view(count, rows // count // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
-
-    state = {"model.embed_tokens.weight": dense("token_embd"), "model.norm.weight": dense("output_norm")}
-    for layer in range(config.num_hidden_layers):
-        ours, theirs = f"blk.{layer}", f"model.layers.{layer}"
-        state |= {
-            f"{theirs}.input_layernorm.weight": dense(f"{ours}.attn_norm"),
-            f"{theirs}.self_attn.q_proj.weight": halves(dense(f"{ours}.attn_q"), heads),
-            f"{theirs}.self_attn.k_proj.weight": halves(dense(f"{ours}.attn_k"), kv_heads),
-            f"{theirs}.self_attn.v_proj.weight": dense(f"{ours}.attn_v"),
-            f"{theirs}.self_attn.o_proj.weight": dense(f"{ours}.attn_output"),
-            f"{theirs}.post_attention_layernorm.weight": dense(f"{ours}.ffn_norm"),
-            f"{theirs}.mlp.gate_proj.weight": dense(f"{ours}.ffn_gate"),
-            f"{theirs}.mlp.up_proj.weight": dense(f"{ours}.ffn_up"),
-            f"{theirs}.mlp.down_proj.weight": dense(f"{ours}.ffn_down"),
-        }
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    model.load_state_dict(state, strict=False, assign=True)
-    model.tie_weights()
-    # The rotary table is no part of the state: it is computed anew, off the meta device.
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)
-    assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
-    return model.eval()
+def reference(smollm2_path: Path) -> Any:
+    return load_reference(smollm2_path)
 
 
 def generate(runner: ModelRunner, path: Path, prompts: list[list[int]], chunk: int) -> list[list[int]]:

@@ -57,13 +57,13 @@ def import_tensor(tensor: GGUFTensor) -> Weight:
 
 def _halves(blocks: np.ndarray[Any, np.dtype[np.uint8]], offset: int) -> torch.Tensor:
     """The fp16 at byte ``offset`` of each block: ``[rows, blocks]``."""
-    piece = np.ascontiguousarray(blocks[:, :, offset : offset + 2])
+    piece = np.array(blocks[:, :, offset : offset + 2])
     return torch.from_numpy(piece.view(np.float16).squeeze(-1))
 
 
 def _codes(blocks: np.ndarray[Any, np.dtype[np.uint8]], offset: int) -> torch.Tensor:
     """The 4-bit codes from byte ``offset`` of each block on: GGUF packs them as ``kernels.gemm.dequantize`` does."""
-    return torch.from_numpy(blocks[:, :, offset:].reshape(blocks.shape[0], -1))
+    return torch.from_numpy(np.array(blocks[:, :, offset:]).reshape(blocks.shape[0], -1))
 
 
 def decoder_config(metadata: dict[str, Any]) -> DecoderConfig:

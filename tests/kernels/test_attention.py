@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kernels import attention
+from kernels.attention import DECODE_CHUNK, paged_attention, plan_attention
+from kernels.cache import PagedCache, page_bytes, write_kv
+
+LAYERS, KV_HEADS, GROUP, HEAD_DIM, BLOCK = 2, 2, 3, 16, 16
+HEADS = KV_HEADS * GROUP
+
+
+class Sequences:
+    """Sequences with random keys and values in a paged cache, in shuffled blocks."""
+
+    def __init__(self, lengths: list[int], counts: list[int], seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.lengths, self.counts = lengths, counts
+        blocks = [-(-length // BLOCK) for length in lengths]
+        self.cache = PagedCache(sum(blocks) + 3, LAYERS, KV_HEADS, BLOCK, HEAD_DIM, torch.float32, torch.device("cpu"))
+        self.cache.pages[1:].normal_(generator=generator)
+        ids = (torch.randperm(sum(blocks), generator=generator) + 1).tolist()
+        self.tables = np.zeros((len(lengths), max(blocks)), np.int32)
+        for row, count in enumerate(blocks):
+            self.tables[row, :count] = [ids.pop() for _ in range(count)]
+        self.kv = [torch.randn(n, 2 * KV_HEADS, HEAD_DIM, generator=generator) for n in lengths]
+        self.query = [torch.randn(n, HEADS, HEAD_DIM, generator=generator) for n in counts]
+        for row, kv in enumerate(self.kv):
+            for layer in range(LAYERS):
+                write_kv(self.cache, layer, self.cache.slot_index(self.slots(row)), kv + layer)
+
+    def slots(self, row: int) -> torch.Tensor:
+        positions = torch.arange(self.lengths[row])
+        return torch.from_numpy(self.tables[row].astype(np.int64))[positions // BLOCK] * BLOCK + positions % BLOCK
+
+    def attend(self, rows: list[int], layer: int) -> list[torch.Tensor]:
+        counts = [self.counts[row] for row in rows]
+        starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+        lengths = np.array([self.lengths[row] for row in rows], np.int32)
+        plan = plan_attention(self.cache, starts, lengths, self.tables[rows])
+        query = torch.cat([self.query[row] for row in rows])
+        new = torch.cat([self.kv[row][-self.counts[row] :] + layer for row in rows])
+        return list(paged_attention(query, new, self.cache, layer, plan).split(counts))
+
+    def expected(self, row: int, layer: int) -> torch.Tensor:
+        """Softmax attention written out, in float64."""
+        query, kv = self.query[row].double(), (self.kv[row] + layer).double()
+        count, length = self.counts[row], self.lengths[row]
+        keys = kv[:, :KV_HEADS].repeat_interleave(GROUP, dim=1)
+        values = kv[:, KV_HEADS:].repeat_interleave(GROUP, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", query, keys) * HEAD_DIM**-0.5
+        future = torch.arange(length) > torch.arange(length - count, length).unsqueeze(1)
+        weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
+        return torch.einsum("hqk,khd->qhd", weights, values).reshape(count, -1).float()
+
+
+LENGTHS = [1, 2, 15, 16, 17, 64, DECODE_CHUNK - 1, DECODE_CHUNK, DECODE_CHUNK + 1, 3 * DECODE_CHUNK + 5, 40, 33, 50, 1]
+COUNTS = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 40, 7, 49, 1]
+"""Decodes, then a whole prompt, a later chunk, a chunk of all but one, and a decode behind them."""
+
+
+def test_a_mixed_batch_equals_plain_attention() -> None:
+    sequences = Sequences(LENGTHS, COUNTS)
+    for layer in range(LAYERS):
+        for row, result in enumerate(sequences.attend(list(range(len(LENGTHS))), layer)):
+            torch.testing.assert_close(result, sequences.expected(row, layer), rtol=1e-4, atol=1e-5)
+
+
+def test_a_sequence_attends_bitwise_alike_alone_and_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences = Sequences(LENGTHS, COUNTS, seed=1)
+    alone = [sequences.attend([row], 1)[0] for row in range(len(LENGTHS))]
+    order = list(range(len(LENGTHS)))
+    for group_keys in (DECODE_CHUNK, 1024, 1 << 20):
+        monkeypatch.setattr(attention, "_GROUP_KEYS", group_keys)
+        for rows in (order, order[::-1], order[3:9]):
+            for row, result in zip(rows, sequences.attend(rows, 1), strict=True):
+                assert torch.equal(result, alone[row]), (group_keys, row)
+
+
+def test_what_lies_behind_a_sequences_end_is_not_read() -> None:
+    sequences = Sequences([20, 40], [1, 1])
+    before = sequences.attend([0, 1], 0)
+    # The rest of the last blocks, and the null block that pads the tables.
+    sequences.cache.pages[0] = 1e6
+    for row, length in enumerate((20, 40)):
+        last = sequences.tables[row][(length - 1) // BLOCK]
+        sequences.cache.pages[last, :, :, :, length % BLOCK :] = 1e6
+    for old, new in zip(before, sequences.attend([0, 1], 0), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_a_page_is_one_contiguous_piece_of_page_bytes() -> None:
+    cache = PagedCache(4, LAYERS, KV_HEADS, BLOCK, HEAD_DIM, torch.float32, torch.device("cpu"))
+    size = page_bytes(LAYERS, KV_HEADS, BLOCK, HEAD_DIM, torch.float32)
+    assert cache.pages[1].is_contiguous()
+    assert cache.pages.stride(0) * cache.pages.element_size() == size
+    assert cache.pages.nbytes == 4 * size
+
+
+def test_write_kv_touches_its_own_slot_alone() -> None:
+    cache = PagedCache(4, LAYERS, KV_HEADS, BLOCK, HEAD_DIM, torch.float32, torch.device("cpu"))
+    kv = torch.arange(2 * KV_HEADS * HEAD_DIM, dtype=torch.float32).view(1, 2 * KV_HEADS, HEAD_DIM) + 1
+    write_kv(cache, 1, cache.slot_index(torch.tensor([2 * BLOCK + 5])), kv)
+    assert torch.equal(cache.pages[2, 1, :, :, 5].reshape(1, 2 * KV_HEADS, HEAD_DIM), kv)
+    assert int(cache.pages.count_nonzero()) == kv.numel()
