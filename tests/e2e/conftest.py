@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.e2e.stack import Stack
+from tests.e2e.stack import Stack, eventually
 
 
 @pytest.fixture(scope="session")
@@ -19,9 +19,8 @@ def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture
 def stack(shared_stack: Stack) -> Iterator[Stack]:
     """The running stack, whole again before and after whatever the test does to it."""
-    shared_stack.wait_ready()
     yield shared_stack
-    shared_stack.wait_ready()
+    eventually(shared_stack.recovered, limit_s=60, what="all is well again")
 
 
 @pytest.fixture

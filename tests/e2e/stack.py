@@ -159,7 +159,7 @@ class Stack:
     def open_reservations(self) -> list[str]:
         """Keys of reservations that nobody has settled yet."""
         with redis.Redis.from_url(self.settings["redis_url"], decode_responses=True) as client:
-            return [key for key in client.scan_iter("*") if re.search(r"reservation|:r:", key)]
+            return [key for key in client.scan_iter("*:request:*") if client.hget(key, "state") == "open"]
 
     def pids(self, pattern: str) -> list[int]:
         assert self.process is not None
@@ -186,6 +186,20 @@ class Stack:
         """Requests that the worker runs and queues, as its health page has them."""
         body = httpx.get(f"{self.worker_url}/health", timeout=5).json()
         return int(body["running"]), int(body["waiting"])
+
+    def answers(self) -> bool:
+        """Whether a short request is served."""
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Say hi."}], "max_tokens": 2}
+        headers = {"authorization": f"Bearer {self.key}"}
+        answer = httpx.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+        return answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] > 0
+
+    def recovered(self) -> bool:
+        """Whether all is well: a request is served, and nothing else runs."""
+        try:
+            return self.ready() and self.answers() and self.worker_load() == (0, 0)
+        except httpx.TransportError:
+            return False
 
     @property
     def worker_url(self) -> str:

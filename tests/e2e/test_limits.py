@@ -123,8 +123,9 @@ def test_concurrent_requests_are_slots_that_come_back(stack: Stack, replicas: li
         httpx.stream("POST", url, json=body, headers=headers, timeout=60) as second,
     ):
         assert (first.status_code, second.status_code) == (200, 200)
-        for answer in (first, second):
-            next(line for line in answer.iter_lines() if line.startswith("data: "))
+        # An iterator that is dropped closes its stream.
+        lines = [answer.iter_lines() for answer in (first, second)]
+        assert all(next(each).startswith("data: ") for each in lines)
         status, code, fault = ask(replicas[1], key)
         assert (status, code) == (429, "rate_limit_exceeded")
         assert fault is not None
