@@ -2,9 +2,9 @@
 
 A step's plan is made once and used by every layer. Sequences with one new token (decodes) are cut into chunks of
 ``DECODE_CHUNK`` keys; each chunk is attended on its own and the parts are joined by their log-sum-exp, as in
-Flash-Decoding (Dao et al., 2023). Every chunk is the same product whatever else is in the batch, so a sequence's
-result is bitwise the same alone and in any batch. Sequences with more new tokens (prefills) are attended one by one
-over their exact lengths.
+Flash-Decoding (Dao et al., 2023). A sequence within one chunk takes one as narrow as its length allows. So the products
+for a sequence depend on its length alone, and its result is bitwise the same alone and in any batch. Sequences with
+more new tokens (prefills) are attended one by one over their exact lengths.
 """
 
 from __future__ import annotations
@@ -21,20 +21,24 @@ from kernels.cache import PagedCache
 DECODE_CHUNK: Final = 128
 """Keys in one part of a decode."""
 
+_NARROW_STEP: Final = 32
+"""Widths of the one chunk of a short sequence: multiples of this, or of the block size if that is larger."""
+
 _GROUP_KEYS: Final = 1024
 """Most keys gathered at once: the copies of one group should still be in the core's cache when they are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _DecodeGroup:
-    """Decodes attended together. ``items`` counts chunks over all of them."""
+    """Decodes attended together, in chunks of one width. ``items`` counts chunks over all of them."""
 
-    begin: int
-    end: int
+    rows: slice | torch.Tensor
+    """Where their queries stand in the batch: a slice if side by side, else indices."""
+    width: int
     block_index: torch.Tensor
     """Rows of ``PagedCache.block_rows``, flat; as ``[items, 2, KV heads, blocks of a chunk]``."""
     mask: torch.Tensor
-    """Added to the scores: ``[items, 1, 1, DECODE_CHUNK]``, -inf beyond a sequence's end."""
+    """Added to the scores: ``[items, 1, 1, width]``, -inf beyond a sequence's end."""
     owner: torch.Tensor | None
     """The row of each item's query within the group; None: item ``i`` belongs to row ``i``."""
     parts: torch.Tensor | None
@@ -73,69 +77,72 @@ def plan_attention(
 
     ``query_start`` ``[sequences + 1]``: where each sequence's new tokens begin in the batch. ``seq_lens``
     ``[sequences]``: tokens known to each after this step, its new ones included. ``block_tables`` ``[sequences, most
-    blocks]``, padded with block 0. Decodes that stand together are attended together.
+    blocks]``, padded with block 0.
     """
     counts = np.diff(query_start)
+    prefills = [
+        _plan_prefill(cache, int(query_start[row]), int(counts[row]), int(seq_lens[row]), block_tables[row])
+        for row in np.flatnonzero(counts != 1)
+    ]
+    single = np.flatnonzero(counts == 1)
+    step = max(_NARROW_STEP, cache.block_size)
+    widths = np.minimum(-(-seq_lens // step) * step, max(DECODE_CHUNK, cache.block_size))
     decodes: list[_DecodeGroup] = []
-    prefills: list[_Prefill] = []
-    index, total = 0, len(counts)
-    while index < total:
-        if counts[index] != 1:
-            prefills.append(
-                _plan_prefill(
-                    cache, int(query_start[index]), int(counts[index]), int(seq_lens[index]), block_tables[index]
-                )
-            )
-            index += 1
-            continue
-        end, keys = index, 0
-        while end < total and counts[end] == 1:
-            keys += -(-int(seq_lens[end]) // DECODE_CHUNK) * DECODE_CHUNK
-            if keys > _GROUP_KEYS and end > index:
-                break
-            end += 1
-        decodes.append(_plan_decodes(cache, int(query_start[index]), seq_lens[index:end], block_tables[index:end]))
-        index = end
+    for width in np.unique(widths[single]):
+        alike = single[widths[single] == width]
+        keys = np.cumsum(-(-seq_lens[alike] // width) * width)
+        # A new group begins where another _GROUP_KEYS keys are full.
+        for piece in np.split(alike, np.flatnonzero(np.diff((keys - 1) // _GROUP_KEYS)) + 1):
+            decodes.append(_plan_decodes(cache, query_start[piece], seq_lens[piece], block_tables[piece], int(width)))
     return AttentionPlan(decodes, prefills)
 
 
 def _plan_decodes(
-    cache: PagedCache, begin: int, seq_lens: npt.NDArray[np.int32], block_tables: npt.NDArray[np.int32]
+    cache: PagedCache,
+    batch_rows: npt.NDArray[np.int32],
+    seq_lens: npt.NDArray[np.int32],
+    block_tables: npt.NDArray[np.int32],
+    width: int,
 ) -> _DecodeGroup:
     device = cache.pages.device
-    rows = len(seq_lens)
-    chunks = -(-seq_lens // DECODE_CHUNK)
+    count = len(seq_lens)
+    chunks = -(-seq_lens // width)
     most, items = int(chunks.max()), int(chunks.sum())
-    blocks_of_chunk = DECODE_CHUNK // cache.block_size
-    owner = np.repeat(np.arange(rows), chunks)
+    blocks_of_chunk = width // cache.block_size
+    owner = np.repeat(np.arange(count), chunks)
     first = np.concatenate(([0], np.cumsum(chunks)[:-1]))
     chunk_of_item = np.arange(items) - first[owner]
 
-    width = most * blocks_of_chunk
-    table = np.zeros((rows, width), np.int64)
-    used = min(width, block_tables.shape[1])
+    most_blocks = most * blocks_of_chunk
+    table = np.zeros((count, most_blocks), np.int64)
+    used = min(most_blocks, block_tables.shape[1])
     table[:, :used] = block_tables[:, :used]
-    table[np.arange(width) >= -(-seq_lens // cache.block_size)[:, None]] = 0
-    blocks = torch.from_numpy(table.reshape(rows, most, blocks_of_chunk)[owner, chunk_of_item]).to(device)
+    table[np.arange(most_blocks) >= -(-seq_lens // cache.block_size)[:, None]] = 0
+    blocks = torch.from_numpy(table.reshape(count, most, blocks_of_chunk)[owner, chunk_of_item]).to(device)
     block_index = cache.block_index(blocks).permute(0, 2, 3, 1).reshape(-1)
 
-    keys = chunk_of_item[:, None] * DECODE_CHUNK + np.arange(DECODE_CHUNK)
+    keys = chunk_of_item[:, None] * width + np.arange(width)
     mask = np.where(keys < seq_lens[owner][:, None], np.float32(0), np.float32("-inf"))
-    scores_mask = torch.from_numpy(mask).to(device, cache.pages.dtype).view(items, 1, 1, DECODE_CHUNK)
+    scores_mask = torch.from_numpy(mask).to(device, cache.pages.dtype).view(items, 1, 1, width)
+    rows: slice | torch.Tensor
+    if int(batch_rows[-1]) - int(batch_rows[0]) == count - 1:
+        rows = slice(int(batch_rows[0]), int(batch_rows[-1]) + 1)
+    else:
+        rows = torch.from_numpy(batch_rows.astype(np.int64)).to(device)
     if most == 1:
-        return _DecodeGroup(begin, begin + rows, block_index, scores_mask, None, None, None)
+        return _DecodeGroup(rows, width, block_index, scores_mask, None, None, None)
     part = np.arange(most)
     present = part < chunks[:, None]
     parts = np.where(present, first[:, None] + part, first[:, None])
     absent = np.where(present, np.float32(0), np.float32("-inf"))
     return _DecodeGroup(
-        begin,
-        begin + rows,
+        rows,
+        width,
         block_index,
         scores_mask,
         torch.from_numpy(owner).to(device),
         torch.from_numpy(parts).to(device),
-        torch.from_numpy(absent).to(device).view(rows, most, 1, 1),
+        torch.from_numpy(absent).to(device).view(count, most, 1, 1),
     )
 
 
@@ -166,11 +173,11 @@ def paged_attention(
     kv_heads = cache.num_kv_heads
     grouped = query.view(tokens, kv_heads, heads // kv_heads, head_dim)
     if len(plan.decodes) == 1 and not plan.prefills:
+        # Spans stand in the plan's order, so these are all rows, in order.
         return _attend_decodes(grouped, cache, layer, plan.decodes[0]).reshape(tokens, heads * head_dim)
     output = query.new_empty(tokens, kv_heads, heads // kv_heads, head_dim)
     for group in plan.decodes:
-        rows = slice(group.begin, group.end)
-        output[rows] = _attend_decodes(grouped[rows], cache, layer, group)
+        output[group.rows] = _attend_decodes(grouped[group.rows], cache, layer, group)
     for span in plan.prefills:
         rows = slice(span.begin, span.end)
         result = _attend_prefill(grouped[rows], kv[rows], cache, layer, span)
@@ -181,7 +188,7 @@ def paged_attention(
 def _attend_decodes(query: torch.Tensor, cache: PagedCache, layer: int, group: _DecodeGroup) -> torch.Tensor:
     """``[rows, KV heads, group, head_dim]`` to the same."""
     gathered = torch.index_select(cache.block_rows(layer), 0, group.block_index).view(
-        -1, 2, cache.num_kv_heads, DECODE_CHUNK, cache.head_dim
+        -1, 2, cache.num_kv_heads, group.width, cache.head_dim
     )
     keys, values = gathered[:, 0], gathered[:, 1]
     if group.owner is None or group.parts is None or group.absent is None:

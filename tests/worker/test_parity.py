@@ -25,7 +25,7 @@ NEAR_TIE = 1e-4
 CHUNK = 64
 """Token budget of a step: longer prompts are computed in chunks, beside the decodes of others."""
 
-NEW_TOKENS = 12
+NEW_TOKENS = 10
 
 QUESTIONS = [
     "What is the capital of France?",
