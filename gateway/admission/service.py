@@ -22,7 +22,7 @@ from gateway.admission.settlements import SETTLE, Settlement, Settlements
 from gateway.admission.ticket import MAX_AMOUNT, Draft, Ticket, encode, encode_around
 from gateway.billing.usage import UsageEvent
 from gateway.clock import Clock
-from gateway.tenants.principal import Budget, Principal
+from gateway.tenants.principal import LONGEST_REQUEST_S, Budget, Principal
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ class Admission:
     ``lease_s``: a request whose gateway is silent for so long is settled by the janitor. ``renewal_s``: interval of
     heartbeats, which renew leases and write checkpoints. ``timeout_s``: longest wait for one answer of Redis.
     ``spent``: what the ledger charged a tenant in a range of ``admitted_at``, leaving out some requests; asked when a
-    budget's period begins in Redis. ``tombstone_s``: for how long a settled id is remembered, and the longest that any
-    request may run: its lease is not renewed beyond. ``max_unsettled``: with so many settlements waiting for Redis,
+    budget's period begins in Redis. ``longest_s``: the longest that any request may run; leases are renewed a while
+    beyond, and settled ids are remembered longer still. ``max_unsettled``: with so many settlements waiting for Redis,
     new requests are kept out.
     """
 
@@ -67,13 +67,13 @@ class Admission:
         renewal_s: float,
         timeout_s: float,
         spent: SpentInLedger,
-        tombstone_s: float = 3600.0,
+        longest_s: float = LONGEST_REQUEST_S,
         max_unsettled: int = 10_000,
     ) -> None:
         self._clock = clock
         self._lease_ms = round(lease_s * 1000)
         self._renewal_s = renewal_s
-        self._tombstone_ms = round(tombstone_s * 1000)
+        self._tombstone_ms = round(3 * longest_s * 1000)
         self._spent = spent
         self._redis = PipelinedRedis(
             redis_url,
@@ -88,7 +88,7 @@ class Admission:
             self._settlements,
             lease_ms=self._lease_ms,
             tombstone_ms=self._tombstone_ms,
-            longest_s=tombstone_s,
+            longest_s=1.5 * longest_s,  # a slow reader may still be served when its backend has finished
             # Long enough for every gateway to notice an emptied shard by its heartbeat and to bring back what it holds.
             opening_ms=round((renewal_s + timeout_s) * 1000),
         )

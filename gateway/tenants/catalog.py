@@ -20,6 +20,7 @@ from gateway.db.engine import DatabaseUnavailable, transaction
 from gateway.db.tables import pools, prices, routes
 from gateway.ids import uuid7
 from gateway.routing.route import Route
+from gateway.tenants.principal import LONGEST_REQUEST_S
 from gateway.tenants.records import ConfigurationError, check_name, is_name
 
 RETRY_S = 1.0
@@ -27,7 +28,6 @@ RETRY_S = 1.0
 _MIN_PRICE = Decimal("0.0001")
 _MAX_PRICE = Decimal(10_000)
 _MAX_TOKENS = 100_000_000
-_MAX_TIMEOUT_S = 24 * 3600.0
 
 _log = structlog.get_logger(__name__)
 
@@ -218,7 +218,7 @@ def _check_route(route: Route) -> None:
             raise ConfigurationError(f"{name} must be between 1 and {_MAX_TOKENS} tokens, not {value}")
     if route.default_output_tokens > route.max_output_tokens:
         raise ConfigurationError("default_output_tokens must not be above max_output_tokens")
-    if not 0 < route.timeout_s <= _MAX_TIMEOUT_S:
-        raise ConfigurationError(f"timeout_s must be above 0 and at most {_MAX_TIMEOUT_S:.0f} seconds")
+    if not 0 < route.timeout_s <= LONGEST_REQUEST_S:
+        raise ConfigurationError(f"timeout_s must be above 0 and at most {LONGEST_REQUEST_S:.0f} seconds")
     if route.unpriced not in ("refuse", "serve"):
         raise ConfigurationError("unpriced must be `refuse` or `serve`")

@@ -9,6 +9,8 @@ from uuid import UUID
 
 BudgetPeriod = Literal["day", "week", "month", "total"]
 SHARDS = 64
+LONGEST_REQUEST_S = 3600.0
+"""No request may run longer, whatever its route allows: leases, tombstones and the proxy in front count on it."""
 
 
 def shard_of(tenant_id: UUID) -> str:

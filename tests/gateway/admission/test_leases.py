@@ -10,6 +10,7 @@ from gateway.admission.errors import Refused
 from gateway.admission.redis import RedisUnavailable
 from gateway.admission.service import Admission
 from gateway.billing.usage import TokenUsage
+from gateway.tenants.principal import LONGEST_REQUEST_S
 from tests.gateway.admission.support import Ledger, admission, advance, eventually, take, tenant
 
 
@@ -181,13 +182,41 @@ async def test_all_shards_are_swept(gate: Admission, ledger: Ledger) -> None:
 
 async def test_a_request_that_nobody_settles_is_not_kept_for_ever(redis_url: str, ledger: Ledger) -> None:
     principal = tenant(slots=1)
-    async with admission(redis_url, ledger, tombstone_s=0.2) as gate:
+    async with admission(redis_url, ledger, longest_s=0.2) as gate:
         await take(gate, principal)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.35)
         advance(5, gate)
         await gate._leases.renew()
         advance(5, gate)
         assert await gate.expire_leases() == 1
+
+
+async def test_the_longest_request_is_settled_once_even_after_the_janitor(redis_url: str, ledger: Ledger) -> None:
+    principal = tenant(slots=1, budget=10**9)
+    async with admission(redis_url, ledger, longest_s=0.6) as gate:
+        ticket = await take(gate, principal, 50_000)
+        ticket.checkpoint(TokenUsage(10, 5), "w1")
+        await gate._leases.renew()
+        advance(10, gate)
+        assert await gate.expire_leases() == 1
+        ledger.drain(principal.shard)
+        await asyncio.sleep(0.8)  # its time is over, and it ends a little late
+        await gate._leases.renew()
+        assert (await gate.counters(principal.tenant_id)).live == 1
+        ticket.settle("ok", TokenUsage(10, 20))
+        await ticket.settled()
+        assert [row.charged_nano_usd for row in ledger.events(principal)] == [50_000]
+        assert (await gate.counters(principal.tenant_id)).spent == 50_000
+
+
+async def test_tombstones_outlive_the_longest_request(gate: Admission, redis_url: str) -> None:
+    principal = tenant()
+    ticket = await take(gate, principal)
+    ticket.settle("ok")
+    await ticket.settled()
+    with redis_py.Redis.from_url(redis_url) as client:
+        life_s = client.pttl(keys.request(principal.shard, ticket.request_id)) / 1000
+    assert life_s > 1.5 * LONGEST_REQUEST_S
 
 
 # Redis emptied

@@ -61,6 +61,7 @@ async def test_routes_that_make_no_sense_are_refused(catalog: Catalog) -> None:
         {"timeout_s": 0.0},
         {"timeout_s": float("nan")},
         {"timeout_s": float("inf")},
+        {"timeout_s": 3601.0},
         {"unpriced": "free"},
     ]
     for change in changes:
