@@ -10,6 +10,9 @@
 -- What is left of the reservation is a tombstone: a second settlement changes nothing, except the first one after the
 -- janitor's, which replaces it (revision 2) and brings the difference. A withdrawal, after an admission whose answer
 -- was never seen, leaves no event, and its tombstone keeps that admission out if it arrives later.
+--
+-- Without a reservation Redis was emptied since the admission. The running period may then have been built from a
+-- ledger that has this event already, so it ends, and the next admission builds it anew.
 
 -- Negate by subtracting from 0: -0 would become "-0", which is no integer to Redis.
 local function text(number)
@@ -27,10 +30,13 @@ end
 local period = state and held[2] or ARGV[2]
 local tenant = redis.call('HMGET', KEYS[1], 'kind', 'start', 'end')
 if tenant[1] and period == tenant[1] .. ':' .. tenant[2] .. ':' .. tenant[3] then
-  local before = state == 'settled' and tonumber(held[5]) or 0
-  redis.call('HINCRBY', KEYS[1], 'spent', text(charged - before))
   if state == 'open' then
+    redis.call('HINCRBY', KEYS[1], 'spent', text(charged))
     redis.call('HINCRBY', KEYS[1], 'reserved', text(0 - tonumber(held[3])))
+  elseif state == 'settled' then
+    redis.call('HINCRBY', KEYS[1], 'spent', text(charged - tonumber(held[5])))
+  elseif event ~= '' then
+    redis.call('HDEL', KEYS[1], 'kind', 'start', 'end', 'spent', 'reserved')
   end
 end
 

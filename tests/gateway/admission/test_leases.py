@@ -309,6 +309,49 @@ async def test_settled_while_redis_was_empty(gate: Admission, ledger: Ledger, re
     assert (await gate.counters(principal.tenant_id)).spent == 20_000
 
 
+async def test_an_emptied_redis_that_a_new_gateway_takes_for_unused(
+    redis_url: str, gate: Admission, ledger: Ledger
+) -> None:
+    """It admits at once; what the old gateway then brings back is counted once, however far it had come."""
+    principal = tenant(budget=10**9)
+    drained, undrained, running = [await take(gate, principal, 100_000) for _ in range(3)]
+    for ticket in (drained, undrained):
+        ticket.settle("ok", TokenUsage(10, 5))
+        await ticket.settled()
+        if ticket is drained:
+            ledger.drain(principal.shard)
+    with redis_py.Redis.from_url(redis_url) as client:
+        client.flushall()
+    async with admission(redis_url, ledger) as new:
+        first = await take(new, principal, 1_000)
+        assert (await new.counters(principal.tenant_id)).spent == 20_000
+        await gate._leases.renew()
+        await gate._settlements.drained()
+        await gate._leases.renew()
+        second = await take(new, principal, 1_000)
+        counters = await new.counters(principal.tenant_id)
+        assert (counters.spent, counters.reserved, counters.live) == (40_000, 102_000, 3)
+        for ticket in (first, second, running):
+            ticket.settle("ok", TokenUsage(1, 0))
+            await ticket.settled()
+        counters = await new.counters(principal.tenant_id)
+        assert (counters.spent, counters.reserved) == (43_000, 0)
+    assert sum(row.charged_nano_usd for row in ledger.events(principal)) == 43_000
+
+
+async def test_a_running_request_put_back_reserves_again(redis_url: str, gate: Admission, ledger: Ledger) -> None:
+    principal = tenant(budget=60_000)
+    await take(gate, principal, 50_000)
+    with redis_py.Redis.from_url(redis_url) as client:
+        client.flushall()
+    async with admission(redis_url, ledger) as new:
+        await take(new, principal, 1_000)
+        await gate._leases.renew()
+        assert (await new.counters(principal.tenant_id)).reserved == 51_000
+        with pytest.raises(Refused):
+            await take(new, principal, 9_001)
+
+
 async def test_a_new_redis_admits_at_once(redis_url: str, ledger: Ledger) -> None:
     async with admission(redis_url, ledger) as gate:
         await take(gate, tenant(1, 1, 1), 1)
