@@ -390,6 +390,16 @@ async def test_a_cancelled_admission_leaves_nothing(gate: Admission, ledger: Led
     await take(gate, principal, 100)
 
 
+async def test_an_admission_that_arrives_after_its_withdrawal_is_kept_out(gate: Admission, ledger: Ledger) -> None:
+    principal, request_id = tenant(slots=1, budget=100), uuid7()
+    gate._withdraw(request_id, principal)
+    await gate._settlements.drained()
+    with pytest.raises(RuntimeError, match="DUPLICATE"):
+        await gate.admit(request_id, principal, bound_nano_usd=100, draft=DRAFT)
+    await take(gate, principal, 100)
+    assert ledger.events(principal) == []
+
+
 async def test_a_hung_redis_refuses_in_time_and_loses_nothing(services_dir: Path) -> None:
     service = EmbeddedRedis(services_dir / "redis")
     url = service.start()
