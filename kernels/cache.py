@@ -7,17 +7,23 @@ tiers and peers as one piece and any slice of its heads is contiguous in each la
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 import torch
+
+_MAX_GRAIN: Final = 32
+_ALIGNMENT: Final = 64
+"""Bytes. Products may be summed in another order for pages that are aligned otherwise than torch's own tensors."""
 
 
 class PagedCache:
     """The pool of pages: ``pages`` ``[blocks, layers, 2, KV heads, block size, head dim]``.
 
-    ``slot_rows(layer)`` and ``block_rows(layer)`` view the same memory as rows of one head's vector at one slot
-    ``[*, head_dim]`` and of one head's whole block ``[*, block_size * head_dim]``, beginning at that layer: an index
-    that is right for layer 0 is right in each layer's view, so a step computes its indices once.
+    ``slot_rows(layer)`` and ``grain_rows(layer)`` view the same memory as rows of one head's vector at one slot
+    ``[*, head_dim]`` and at ``grain`` slots of a block ``[*, grain * head_dim]``, beginning at that layer: an index
+    that is right for layer 0 is right in each layer's view, so a step computes its indices once. ``grain`` divides the
+    block size.
     """
 
     def __init__(
@@ -40,28 +46,42 @@ class PagedCache:
         self.pages = (
             _lazy_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
         )
+        self.grain = math.gcd(block_size, _MAX_GRAIN)
+        self._grains = block_size // self.grain
         slots = self.pages.view(-1, head_dim)
-        blocks = self.pages.view(-1, block_size * head_dim)
+        grains = self.pages.view(-1, self.grain * head_dim)
         stride = 2 * num_kv_heads
         self._slot_rows = [slots[layer * stride * block_size :] for layer in range(num_layers)]
-        self._block_rows = [blocks[layer * stride :] for layer in range(num_layers)]
+        self._grain_rows = [grains[layer * stride * self._grains :] for layer in range(num_layers)]
 
     def slot_rows(self, layer: int) -> torch.Tensor:
         return self._slot_rows[layer]
 
-    def block_rows(self, layer: int) -> torch.Tensor:
-        return self._block_rows[layer]
+    def grain_rows(self, layer: int) -> torch.Tensor:
+        return self._grain_rows[layer]
 
-    def block_index(self, block_ids: torch.Tensor) -> torch.Tensor:
-        """Rows of ``block_rows`` for ``block_ids`` (int64, any shape ``[...]``): ``[..., 2, KV heads]``."""
-        heads = torch.arange(2 * self.num_kv_heads, device=block_ids.device).view(2, self.num_kv_heads)
-        return (block_ids * (self.num_layers * 2 * self.num_kv_heads))[..., None, None] + heads
+    def block_range(self, layer: int, first: int, count: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the first ``width`` slots of ``count`` blocks from ``first`` on, as they lie in the pool:
+        views ``[count, KV heads, width, head_dim]``."""
+        block, at_layer, part, head, slot, dim = self.pages.stride()
+        size, stride = (count, self.num_kv_heads, width, self.head_dim), (block, head, slot, dim)
+        keys = first * block + layer * at_layer
+        return self.pages.as_strided(size, stride, keys), self.pages.as_strided(size, stride, keys + part)
+
+    def grain_index(self, block_ids: torch.Tensor) -> torch.Tensor:
+        """Rows of ``grain_rows`` for ``block_ids`` (int64, any shape ``[...]``): ``[..., 2, KV heads, block size /
+        grain]``."""
+        rows = torch.arange(2 * self.num_kv_heads * self._grains, device=block_ids.device)
+        rows = rows.view(2, self.num_kv_heads, self._grains)
+        return (block_ids * (self.num_layers * rows.numel()))[..., None, None, None] + rows
 
     def slot_index(self, slots: torch.Tensor) -> torch.Tensor:
         """Rows of ``slot_rows`` for ``slots`` (int64 ``[tokens]``, block id * block size + offset): ``[tokens, 2 * KV
         heads]``."""
         blocks, offsets = slots // self.block_size, slots % self.block_size
-        return self.block_index(blocks).flatten(1) * self.block_size + offsets.unsqueeze(1)
+        heads = torch.arange(2 * self.num_kv_heads, device=slots.device)
+        first = blocks * (self.num_layers * 2 * self.num_kv_heads)
+        return (first.unsqueeze(1) + heads) * self.block_size + offsets.unsqueeze(1)
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -69,7 +89,10 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
     ``torch.zeros`` writes them all, which costs a second for each 2 GiB.
     """
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(memory[begin : begin + size]).view(dtype).view(shape)
 
 
 def page_bytes(num_layers: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:

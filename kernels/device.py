@@ -27,6 +27,12 @@ def compute_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
+def kv_block_size(device: torch.device) -> int:
+    """Tokens in a KV block. On CPU attention reads whole blocks where they lie, without a copy; elsewhere small blocks
+    waste less memory."""
+    return 128 if device.type == "cpu" else 16
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes that could be allocated now: the device's free memory, or the memory this machine still has available."""
     if device.type == "cuda":

@@ -13,18 +13,22 @@ HEADS = KV_HEADS * GROUP
 
 
 class Sequences:
-    """Sequences with random keys and values in a paged cache, in shuffled blocks."""
+    """Sequences with random keys and values in a paged cache; their blocks shuffled, or side by side with gaps."""
 
-    def __init__(self, lengths: list[int], counts: list[int], seed: int = 0) -> None:
+    def __init__(
+        self, lengths: list[int], counts: list[int], seed: int = 0, block: int = BLOCK, shuffled: bool = True
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.lengths, self.counts = lengths, counts
-        blocks = [-(-length // BLOCK) for length in lengths]
-        self.cache = PagedCache(sum(blocks) + 3, LAYERS, KV_HEADS, BLOCK, HEAD_DIM, torch.float32, torch.device("cpu"))
+        self.lengths, self.counts, self.block = lengths, counts, block
+        blocks = [-(-length // block) for length in lengths]
+        total = sum(blocks) + len(blocks)
+        self.cache = PagedCache(total + 3, LAYERS, KV_HEADS, block, HEAD_DIM, torch.float32, torch.device("cpu"))
         self.cache.pages[1:].normal_(generator=generator)
-        ids = (torch.randperm(sum(blocks), generator=generator) + 1).tolist()
+        ids = ((torch.randperm(total, generator=generator) if shuffled else torch.arange(total)) + 1).tolist()
         self.tables = np.zeros((len(lengths), max(blocks)), np.int32)
         for row, count in enumerate(blocks):
-            self.tables[row, :count] = [ids.pop() for _ in range(count)]
+            self.tables[row, :count] = [ids.pop(0) for _ in range(count)]
+            ids.pop(0)
         self.kv = [torch.randn(n, 2 * KV_HEADS, HEAD_DIM, generator=generator) for n in lengths]
         self.query = [torch.randn(n, HEADS, HEAD_DIM, generator=generator) for n in counts]
         for row, kv in enumerate(self.kv):
@@ -33,16 +37,19 @@ class Sequences:
 
     def slots(self, row: int) -> torch.Tensor:
         positions = torch.arange(self.lengths[row])
-        return torch.from_numpy(self.tables[row].astype(np.int64))[positions // BLOCK] * BLOCK + positions % BLOCK
+        blocks = torch.from_numpy(self.tables[row].astype(np.int64))[positions // self.block]
+        return blocks * self.block + positions % self.block
+
+    def plan(self, rows: list[int]) -> attention.AttentionPlan:
+        starts = np.concatenate(([0], np.cumsum([self.counts[row] for row in rows]))).astype(np.int32)
+        lengths = np.array([self.lengths[row] for row in rows], np.int32)
+        return plan_attention(self.cache, starts, lengths, self.tables[rows])
 
     def attend(self, rows: list[int], layer: int) -> list[torch.Tensor]:
-        counts = [self.counts[row] for row in rows]
-        starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-        lengths = np.array([self.lengths[row] for row in rows], np.int32)
-        plan = plan_attention(self.cache, starts, lengths, self.tables[rows])
         query = torch.cat([self.query[row] for row in rows])
         new = torch.cat([self.kv[row][-self.counts[row] :] + layer for row in rows])
-        return list(paged_attention(query, new, self.cache, layer, plan).split(counts))
+        result = paged_attention(query, new, self.cache, layer, self.plan(rows))
+        return list(result.split([self.counts[row] for row in rows]))
 
     def expected(self, row: int, layer: int) -> torch.Tensor:
         """Softmax attention written out, in float64."""
@@ -61,32 +68,61 @@ COUNTS = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 40, 7, 49, 1]
 """Decodes, then a whole prompt, a later chunk, a chunk of all but one, and a decode behind them."""
 
 
-def test_a_mixed_batch_equals_plain_attention() -> None:
-    sequences = Sequences(LENGTHS, COUNTS)
+PLACES = [(16, True), (32, True), (128, True), (128, False), (256, False)]
+"""Block size, and whether blocks are shuffled."""
+
+
+@pytest.mark.parametrize(("block", "shuffled"), PLACES)
+def test_a_mixed_batch_equals_plain_attention(block: int, shuffled: bool) -> None:
+    sequences = Sequences(LENGTHS, COUNTS, block=block, shuffled=shuffled)
     for layer in range(LAYERS):
         for row, result in enumerate(sequences.attend(list(range(len(LENGTHS))), layer)):
             torch.testing.assert_close(result, sequences.expected(row, layer), rtol=1e-4, atol=1e-5)
 
 
-def test_a_sequence_attends_bitwise_alike_alone_and_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    sequences = Sequences(LENGTHS, COUNTS, seed=1)
+@pytest.mark.parametrize(("block", "shuffled"), PLACES)
+def test_a_sequence_attends_bitwise_alike_alone_and_in_any_batch(
+    block: int, shuffled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequences = Sequences(LENGTHS, COUNTS, seed=1, block=block, shuffled=shuffled)
     alone = [sequences.attend([row], 1)[0] for row in range(len(LENGTHS))]
     order = list(range(len(LENGTHS)))
-    for group_keys in (DECODE_CHUNK, 1024, 1 << 20):
+    for group_keys, max_gap, lanes in ((DECODE_CHUNK, 0, 1), (1024, 3, 4), (1 << 20, 100, 0), (1024, 3, 1000)):
         monkeypatch.setattr(attention, "_GROUP_KEYS", group_keys)
-        for rows in (order, order[::-1], order[3:9]):
+        monkeypatch.setattr(attention, "_MAX_GAP", max_gap)
+        monkeypatch.setattr(attention, "_LANES_OF_CALL", lanes)
+        for rows in (order, order[::-1], order[3:9], [9, 9, 2]):
             for row, result in zip(rows, sequences.attend(rows, 1), strict=True):
-                assert torch.equal(result, alone[row]), (group_keys, row)
+                assert torch.equal(result, alone[row]), (group_keys, max_gap, lanes, row)
 
 
-def test_what_lies_behind_a_sequences_end_is_not_read() -> None:
-    sequences = Sequences([20, 40], [1, 1])
+def test_near_by_blocks_are_read_where_they_lie_and_scattered_ones_copied() -> None:
+    def pieces(sequences: Sequences) -> list[tuple[int, int, bool]]:
+        (group,) = sequences.plan(list(range(len(sequences.lengths)))).decodes
+        return [(piece.begin, piece.end, piece.grain_index is None) for piece in group.pieces]
+
+    dense = Sequences([30] * 12, [1] * 12, block=128, shuffled=False)
+    assert pieces(dense) == [(0, 23, True)]  # every other block is a stranger's, and read along
+    dense.tables[6:] += 4
+    assert pieces(dense) == [(0, 11, True), (11, 22, True)]
+    scattered = Sequences([30] * 12, [1] * 12, block=128, shuffled=False)
+    scattered.tables[:, 0] = np.arange(1, 13) * 10
+    assert pieces(scattered) == [(0, 12, False)]
+    small = Sequences([30] * 12, [1] * 12, block=16, shuffled=False)
+    assert pieces(small) == [(0, 12, False)]
+
+
+@pytest.mark.parametrize(("block", "shuffled"), PLACES)
+def test_what_lies_behind_a_sequences_end_is_not_read(block: int, shuffled: bool) -> None:
+    sequences = Sequences([20, 40], [1, 1], block=block, shuffled=shuffled)
     before = sequences.attend([0, 1], 0)
-    # The rest of the last blocks, and the null block that pads the tables.
-    sequences.cache.pages[0] = 1e6
+    # The rest of the last blocks, the null block that pads the tables, and blocks of others.
+    own = {int(block) for row in (0, 1) for block in sequences.tables[row] if block}
+    for stranger in set(range(sequences.cache.num_blocks)) - own:
+        sequences.cache.pages[stranger] = 1e6
     for row, length in enumerate((20, 40)):
-        last = sequences.tables[row][(length - 1) // BLOCK]
-        sequences.cache.pages[last, :, :, :, length % BLOCK :] = 1e6
+        last = sequences.tables[row][(length - 1) // block]
+        sequences.cache.pages[last, :, :, :, (length - 1) % block + 1 :] = 1e6
     for old, new in zip(before, sequences.attend([0, 1], 0), strict=True):
         assert torch.equal(old, new)
 

@@ -14,8 +14,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """``auto``, ``cpu`` or ``cuda``."""
     threads: int | None = None
     """Threads of one operation on CPU; None: one for each core this process may use."""
-    block_size: int = 16
-    """Tokens in a KV block; a multiple of 16."""
+    block_size: int | None = None
+    """Tokens in a KV block: 16, 32, 64 or a multiple of 128; None: what suits the device."""
     kv_cache_bytes: int | None = None
     """Size of the KV pool; None: fitted to the device's free memory."""
     max_model_len: int | None = None

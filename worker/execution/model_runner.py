@@ -8,9 +8,9 @@ from typing import Final
 
 import torch
 
-from kernels.attention import plan_attention
+from kernels.attention import DECODE_CHUNK, plan_attention
 from kernels.cache import PagedCache, page_bytes
-from kernels.device import compute_dtype, free_memory, select_device
+from kernels.device import compute_dtype, free_memory, kv_block_size, select_device
 from worker.engine.config import EngineConfig
 from worker.engine.plan import NULL_BLOCK, Handle, NewSequence, SamplingParams, Span, StepPlan
 from worker.execution import threads
@@ -49,11 +49,11 @@ class ModelRunner:
         dtype = compute_dtype(self.device)
         weights = load_decoder(Path(config.model_path))
         shape = weights.config
-        if config.block_size < 1 or config.block_size % 16:
-            raise ValueError(f"block_size is {config.block_size}; it must be a multiple of 16")
+        self.block_size = kv_block_size(self.device) if config.block_size is None else config.block_size
+        if self.block_size not in (16, 32, 64) and (self.block_size < 1 or self.block_size % DECODE_CHUNK):
+            raise ValueError(f"block_size is {self.block_size}; it must be 16, 32, 64 or a multiple of {DECODE_CHUNK}")
         if config.max_model_len is not None and not 1 <= config.max_model_len <= shape.context_length:
             raise ValueError(f"max_model_len is {config.max_model_len}; the model takes 1 to {shape.context_length}")
-        self.block_size = config.block_size
         self.max_model_len = config.max_model_len or shape.context_length
         self.vocab_size = shape.vocab_size
         self.eos_token_ids = shape.eos_token_ids
@@ -65,7 +65,7 @@ class ModelRunner:
                 self.num_blocks,
                 shape.num_layers,
                 shape.num_kv_heads,
-                config.block_size,
+                self.block_size,
                 shape.head_dim,
                 dtype,
                 self.device,
@@ -75,8 +75,8 @@ class ModelRunner:
 
     def _fit_blocks(self, config: EngineConfig, dtype: torch.dtype) -> int:
         shape = self.model.config
-        size = page_bytes(shape.num_layers, shape.num_kv_heads, config.block_size, shape.head_dim, dtype)
-        blocks_of_longest = -(-self.max_model_len // config.block_size)
+        size = page_bytes(shape.num_layers, shape.num_kv_heads, self.block_size, shape.head_dim, dtype)
+        blocks_of_longest = -(-self.max_model_len // self.block_size)
         if config.kv_cache_bytes is not None:
             blocks = config.kv_cache_bytes // size
         else:
@@ -86,7 +86,7 @@ class ModelRunner:
             blocks = min(share // size, 1 + config.max_running * blocks_of_longest)
         if blocks < 2:
             raise ValueError(
-                f"the KV pool is too small for one block of {config.block_size} tokens beside the null block; give "
+                f"the KV pool is too small for one block of {self.block_size} tokens beside the null block; give "
                 f"kv_cache_bytes of at least {2 * size}, or {(1 + blocks_of_longest) * size} for the longest sequence"
             )
         return int(blocks)

@@ -21,7 +21,8 @@ class Driver:
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
-        self.free = torch.randperm(500, generator=torch.Generator().manual_seed(0)).add(1).tolist()
+        last = runner.num_blocks - 1
+        self.free = torch.randperm(last, generator=torch.Generator().manual_seed(0)).add(1).tolist()
         self.blocks: dict[int, int] = {}
         self.computed: dict[int, int] = {}
         self.known: dict[int, int] = {}
@@ -65,8 +66,21 @@ def prompt(length: int, seed: int) -> list[int]:
     return torch.randint(100, 49_000, (length,), generator=generator).tolist()
 
 
-def test_logits_are_bitwise_the_same_alone_and_in_any_batch(driver: Driver) -> None:
+@pytest.fixture
+def whole_chunk_driver(smollm2_path: Path) -> Driver:
+    """Of a runner with the block size that CPU takes by default; blocks are handed out side by side."""
+    from worker.execution.model_runner import ModelRunner
+
+    made = Driver(ModelRunner(EngineConfig(model_path=str(smollm2_path), device="cpu", kv_cache_bytes=60 * 5_898_240)))
+    assert (made.runner.block_size, made.runner.num_blocks) == (128, 60)
+    made.free.sort()
+    return made
+
+
+@pytest.mark.parametrize("kind", ["driver", "whole_chunk_driver"])
+def test_logits_are_bitwise_the_same_alone_and_in_any_batch(kind: str, request: pytest.FixtureRequest) -> None:
     """Decodes of many lengths, alone and beside each other and beside a prefill: batch size never changes the text."""
+    driver: Driver = request.getfixturevalue(kind)
     lengths = [1, 7, 16, 31, 100, 127, 128, 129, 300]
     prompts = [prompt(length, length) for length in lengths]
 
@@ -159,7 +173,7 @@ def test_sizes_that_cannot_work_are_refused(smollm2_path: Path) -> None:
     from worker.execution.model_runner import ModelRunner
 
     for wrong, message in (
-        ({"block_size": 24}, "multiple of 16"),
+        ({"block_size": 24}, "16, 32, 64 or a multiple of 128"),
         ({"max_model_len": 8193}, "1 to 8192"),
         ({"device": "tpu"}, "tpu"),
     ):
