@@ -11,7 +11,6 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -40,6 +39,11 @@ TEMPLATE_TOKENS = 256
 TEMPLATE_TOKENS_PER_MESSAGE = 32
 """What a chat template may add to the text of a request, in the bound of its cost."""
 
+Body = dict[str, msgspec.Raw]
+"""The fields of a request, each still the JSON it came as."""
+
+_NULL = msgspec.Raw(b"null")
+_messages_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _log = structlog.get_logger("gateway.request")
 
 
@@ -47,9 +51,8 @@ _log = structlog.get_logger("gateway.request")
 class Ask:
     """What the gateway must know of a chat completion request, and the request itself."""
 
-    body: dict[str, Any]
+    body: Body
     model: str
-    messages: int
     size: int
     """Bytes of the body as it came."""
     stream: bool
@@ -151,12 +154,14 @@ class Pipeline:
         try:
             try:
                 return await self._admission.admit(call.request_id, principal, bound_nano_usd=bound, draft=draft)
-            except Stale:
-                current = await self._tenants.reload(call.key, newer_than=principal.generation)
+            except Stale as stale:
+                current = await self._tenants.reload(call.key, at_least=stale.generation)
                 current = _may_infer(current)
                 if not _allowed(route.name, current):
                     raise model_not_found(route.name) from None
-                return await self._admission.admit(call.request_id, current, bound_nano_usd=bound, draft=draft)
+                return await self._admission.admit(
+                    call.request_id, current, bound_nano_usd=bound, draft=draft, after=stale
+                )
         except InvalidKey:
             raise _invalid_key(call.key) from None
         except Refused as refused:
@@ -306,29 +311,24 @@ def _order(call: Call, ask: Ask, route: Route, principal: Principal, price: Pric
     """
     cap = ask.max_output_tokens
     if cap is not None and cap > route.max_output_tokens:
-        field = "max_completion_tokens" if ask.body.get("max_completion_tokens") is not None else "max_tokens"
+        field = "max_completion_tokens" if _given(ask.body, "max_completion_tokens") else "max_tokens"
         raise bad_request(
             f"'{field}' is {cap}, but this model gives at most {route.max_output_tokens} tokens of output.", param=field
         )
+    prompt = _prompt_bound(ask, route.context_length)
     body = ask.body
-    body["model"] = route.backend_model
-    if body.get("max_completion_tokens") is not None:
+    body["model"] = _json(route.backend_model)
+    if _given(body, "max_completion_tokens"):
         body.pop("max_tokens", None)
     elif cap is None:
-        body["max_tokens"] = route.default_output_tokens
-    try:
-        encoded = msgspec.json.encode(body)
-    except RecursionError:
-        raise bad_request("The body is nested too deeply.") from None
-    # No tokenizer that works on bytes makes more tokens of a text than it has bytes.
-    prompt = min(ask.size + TEMPLATE_TOKENS + TEMPLATE_TOKENS_PER_MESSAGE * ask.messages, route.context_length)
+        body["max_tokens"] = _json(route.default_output_tokens)
     output = (route.default_output_tokens if cap is None else cap) * ask.choices
     order = Order(
         request_id=str(call.request_id),
         pool=route.pool,
         model=route.name,
         backend_model=route.backend_model,
-        body=encoded,
+        body=msgspec.json.encode(body),
         streamed=ask.stream,
         include_usage=ask.include_usage,
         clamp_output=cap is None,
@@ -339,6 +339,30 @@ def _order(call: Call, ask: Ask, route: Route, principal: Principal, price: Pric
     if bound > MAX_AMOUNT:
         raise bad_request("So much output cannot be accounted for. Ask for less, or for fewer choices.", param="n")
     return order, bound
+
+
+def _prompt_bound(ask: Ask, context_length: int) -> int:
+    """Most tokens of the prompt: no tokenizer that works on bytes makes more tokens of a text than it has bytes.
+
+    Messages are looked at one by one only if their number matters. Raises ApiError.
+    """
+    if ask.size >= context_length:
+        return context_length
+    messages = _messages_decoder.decode(ask.body["messages"])
+    for index, message in enumerate(messages):
+        if not bytes(message).startswith(b"{"):
+            raise bad_request(
+                f"'messages[{index}]' must be an object with 'role' and 'content'.", param=f"messages[{index}]"
+            )
+    return min(ask.size + TEMPLATE_TOKENS + TEMPLATE_TOKENS_PER_MESSAGE * len(messages), context_length)
+
+
+def _given(body: Body, field: str) -> bool:
+    return body.get(field, _NULL) != _NULL
+
+
+def _json(value: str | int) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
 
 
 def _allowed(model: str, principal: Principal) -> bool:

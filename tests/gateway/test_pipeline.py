@@ -9,12 +9,13 @@ from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.billing.usage import Price, TokenUsage
-from gateway.pipeline import Ask, Call, _order
+from gateway.pipeline import Ask, Body, Call, _order
 from gateway.routing.route import Route
 from gateway.tenants.principal import Limits, Principal
 from worker.protocol.errors import ApiError
@@ -32,7 +33,8 @@ def order(*, route: Route = ROUTE, price: Price | None = PRICE, choices: int = 1
     body = {"model": "public", "messages": [{"role": "user", "content": "hi"}]} | fields
     raw = json.dumps(body).encode()
     cap = body.get("max_completion_tokens") or body.get("max_tokens")
-    ask = Ask(body, "public", len(body["messages"]), len(raw), False, False, choices, cap)
+    fields_as_sent = msgspec.json.decode(raw, type=Body)
+    ask = Ask(fields_as_sent, "public", len(raw), False, False, choices, cap)
     return _order(Call(uuid4(), None, None, never), ask, route, PRINCIPAL, price)
 
 
@@ -68,6 +70,15 @@ def test_the_bound_counts_every_choice_and_no_more_prompt_than_fits() -> None:
     assert order(choices=3, max_tokens=10)[1] - order(choices=1, max_tokens=10)[1] == PRICE.bound(0, 20)
     long = "x" * 100_000
     assert order(max_tokens=1, messages=[{"content": long}])[1] == PRICE.bound(ROUTE.context_length, 1)
+
+
+def test_messages_are_counted_only_where_their_number_matters() -> None:
+    with pytest.raises(ApiError) as caught:
+        order(messages=[{}, "hi"])
+    assert (caught.value.status, caught.value.body.param) == (400, "messages[1]")
+    # A body as long as the context is bound by the context, and its messages are the worker's to read.
+    assert order(messages=[{}, "x" * ROUTE.context_length])[1] == PRICE.bound(ROUTE.context_length, 512)
+    assert order(messages=[{}] * 10)[1] - order(messages=[{}] * 9)[1] == PRICE.bound(len(", {}") + 32, 0)
 
 
 def test_a_cap_above_the_routes_is_refused_by_its_own_name() -> None:
