@@ -6,11 +6,11 @@
 --       5 key id                                6 generation        7 requests per minute, or ''
 --       8 concurrent requests, or ''            9 bound, nano-USD  10 budget, nano-USD, or ''
 --      11 kind of period  12 its start, ms     13 its end, ms      14 usage event up to admitted_at
---      15 and after it    16 life of an idle tenant's counters, ms
+--      15 and after it    16 life of an idle tenant's counters, ms      17 a generation to take back, or ''
 -- Replies
 --   ADMITTED, now, bucket, period, requests left (-1: no limit), ms until a request would pass
 --   REFUSED, now, reason, ms until this request would pass (-1: unknown), limit, left, requests left, ms until one passes
---   STALE | STALE_PERIOD, now | NEED_REBUILD, "epoch" or "budget" | OPENING, ms | DUPLICATE
+--   STALE, generation known here | STALE_PERIOD, now | NEED_REBUILD, "epoch" or "budget" | OPENING, ms | DUPLICATE
 --
 -- Amounts stay below 2^53, where doubles are exact, and become text by %.0f only.
 
@@ -54,8 +54,8 @@ end
 
 local tenant = redis.call('HMGET', KEYS[2], 'generation', 'kind', 'start', 'end', 'spent', 'reserved')
 local generation = tonumber(ARGV[6])
-if tenant[1] and tonumber(tenant[1]) > generation then
-  return { 'STALE' }
+if tenant[1] and tonumber(tenant[1]) > generation and tenant[1] ~= ARGV[17] then
+  return { 'STALE', tonumber(tenant[1]) }
 end
 
 -- The budget. A period once begun lasts to its end, so that a change of zone begins with the next.

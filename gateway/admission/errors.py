@@ -35,7 +35,14 @@ class Refused(Exception):
 
 
 class Stale(Exception):
-    """The principal is older than the tenant's configuration: load it anew and ask once more."""
+    """The principal is older than the tenant's configuration: load it anew and ask once more.
+
+    ``generation``: of the configuration, as announced.
+    """
+
+    def __init__(self, generation: int) -> None:
+        super().__init__(generation)
+        self.generation = generation
 
 
 def duration(ms: int) -> str:

@@ -123,8 +123,18 @@ class Admission:
 
     # Admitting
 
-    async def admit(self, request_id: UUID, principal: Principal, *, bound_nano_usd: int, draft: Draft) -> Ticket:
+    async def admit(
+        self,
+        request_id: UUID,
+        principal: Principal,
+        *,
+        bound_nano_usd: int,
+        draft: Draft,
+        after: Stale | None = None,
+    ) -> Ticket:
         """Take from all limits at once. ``bound_nano_usd``: most that the request can cost; it is reserved.
+        ``after``: why the principal was loaded anew since. Is it older than that all the same, Postgres was restored
+        from a backup, and its generation counts from here on.
 
         Raises Refused (nothing was used up), Stale (load the principal anew), RedisUnavailable, and whatever
         ``spent`` raises when a budget's period begins and the ledger cannot be read.
@@ -137,14 +147,14 @@ class Admission:
         for _ in range(_ATTEMPTS):
             budget = principal.limits.budget
             period = self._period(budget, now) if budget is not None else None
-            reply = await self._ask(request_id, principal, bound_nano_usd, draft, period)
+            reply = await self._ask(request_id, principal, bound_nano_usd, draft, period, after)
             answer = reply[0]
             if answer == b"ADMITTED":
                 return self._ticket(request_id, principal, bound_nano_usd, draft, reply)
             if answer == b"REFUSED":
                 raise self._refused(principal, reply)
             if answer == b"STALE":
-                raise Stale
+                raise Stale(reply[1])
             if answer == b"OPENING":
                 raise RedisUnavailable("Redis lost its data and is being restored", retry_after_s=reply[1] / 1000)
             if answer == b"STALE_PERIOD":
@@ -158,10 +168,16 @@ class Admission:
         raise RedisUnavailable("the budget could not be restored, since its requests keep ending; try again")
 
     async def _ask(
-        self, request_id: UUID, principal: Principal, bound: int, draft: Draft, period: Period | None
+        self,
+        request_id: UUID,
+        principal: Principal,
+        bound: int,
+        draft: Draft,
+        period: Period | None,
+        after: Stale | None,
     ) -> list[Any]:
         spelled, limits, id_text = keys.of_tenant(principal.tenant_id), principal.limits, str(request_id)
-        before, after = encode_around(_blank(request_id, principal, draft, bound))
+        before, behind = encode_around(_blank(request_id, principal, draft, bound))
         budget: tuple[Argument, ...] = ("", "", "", "")
         if limits.budget is not None and period is not None:
             budget = (limits.budget.amount, period.kind, to_ms(period.start), to_ms(period.end))
@@ -188,8 +204,9 @@ class Admission:
                 bound,
                 *budget,
                 before,
-                after,
+                behind,
                 _TENANT_LIFE_MS,
+                "" if after is None else after.generation,
             ),
         )
         try:

@@ -66,11 +66,11 @@ class KeyCache(Generic[P]):
             key = await self._look_up(public_id)
         return self._alive(key)
 
-    async def reload(self, public_id: str, *, newer_than: int | None = None) -> StoredKey[P] | None:
-        """The key as Postgres has it now, or a cached one of a generation above ``newer_than``."""
-        if newer_than is not None:
+    async def reload(self, public_id: str, *, at_least: int | None = None) -> StoredKey[P] | None:
+        """The key as Postgres has it now, or a cached one of the generation ``at_least`` or above."""
+        if at_least is not None:
             fresh, key = self._cached(public_id)
-            if fresh and key is not None and key.generation > newer_than:
+            if fresh and key is not None and key.generation >= at_least:
                 return self._alive(key)
         return self._alive(await self._look_up(public_id, begun_after=self._count))
 

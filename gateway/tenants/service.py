@@ -71,13 +71,13 @@ class Tenants:
         """The tenant's principal behind a key. Raises InvalidKey, DatabaseUnavailable."""
         return self._tenant_principal(await self._verify(key_text))
 
-    async def reload(self, key_text: str | None, *, newer_than: int | None = None) -> Principal:
+    async def reload(self, key_text: str | None, *, at_least: int | None = None) -> Principal:
         """As ``authenticate``, past the cache: for when admission found the principal stale.
 
-        ``newer_than``: generation of the stale principal; a cached one above it will do, so that a crowd of stale
-        requests asks Postgres once.
+        ``at_least``: the generation that made it stale; a cached principal that is as new will do, so that a crowd of
+        stale requests asks Postgres once.
         """
-        return self._tenant_principal(await self._verify(key_text, reload=True, newer_than=newer_than))
+        return self._tenant_principal(await self._verify(key_text, reload=True, at_least=at_least))
 
     async def authenticate_admin(self, key_text: str | None) -> AdminPrincipal:
         """The administrator behind a key. Raises InvalidKey, DatabaseUnavailable."""
@@ -87,14 +87,14 @@ class Tenants:
         return principal
 
     async def _verify(
-        self, key_text: str | None, *, reload: bool = False, newer_than: int | None = None
+        self, key_text: str | None, *, reload: bool = False, at_least: int | None = None
     ) -> StoredKey[Principal | AdminPrincipal]:
         parsed = parse_key(key_text) if key_text else None
         if parsed is None:
             raise InvalidKey
         public_id, secret = parsed
         if reload:
-            stored = await self._cache.reload(public_id, newer_than=newer_than)
+            stored = await self._cache.reload(public_id, at_least=at_least)
         else:
             stored = await self._cache.get(public_id)
         if stored is None or not secret_matches(secret, stored.secret_sha256):

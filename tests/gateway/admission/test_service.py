@@ -350,6 +350,24 @@ async def test_an_announced_generation_makes_older_principals_stale(redis_url: s
         await one.admit(request_id, tenant(tenant_id=tenant_id, generation=3), bound_nano_usd=0, draft=DRAFT)
 
 
+async def test_postgres_set_back_by_a_restore_is_believed(redis_url: str, ledger: Ledger) -> None:
+    tenant_id = uuid7()
+    async with admission(redis_url, ledger) as one, admission(redis_url, ledger) as two:
+        restored = tenant(tenant_id=tenant_id, generation=3)
+        await one.announce_generation(tenant_id, 7)
+        with pytest.raises(Stale) as caught:
+            await take(one, restored)
+        assert caught.value.generation == 7
+        await one.announce_generation(tenant_id, 8)  # after Postgres was read: newer than that
+        with pytest.raises(Stale) as again:
+            await one.admit(uuid7(), restored, bound_nano_usd=0, draft=DRAFT, after=caught.value)
+        await one.admit(uuid7(), restored, bound_nano_usd=0, draft=DRAFT, after=again.value)
+        await take(two, restored)
+        await two.announce_generation(tenant_id, 4)
+        with pytest.raises(Stale):
+            await take(one, restored)
+
+
 async def test_a_newer_principal_is_news_itself(gate: Admission) -> None:
     tenant_id = uuid7()
     await take(gate, tenant(tenant_id=tenant_id, generation=5))

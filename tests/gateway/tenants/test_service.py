@@ -157,7 +157,7 @@ async def test_a_change_on_one_replica_reaches_another_by_reload_at_once_else_by
     stale = await other.authenticate(key)
     await service.set_limits("acme", LIMITS)
     assert (await other.authenticate(key)).limits == Limits()
-    assert (await other.reload(key, newer_than=stale.generation)).limits == LIMITS
+    assert (await other.reload(key, at_least=stale.generation + 1)).limits == LIMITS
     assert (await other.authenticate(key)).limits == LIMITS
 
     await service.revoke_key(record.public_id)

@@ -515,6 +515,16 @@ async def test_changed_limits_and_revoked_keys_are_in_force_at_once(start_gatewa
                 assert (await client.post(PATH, json=ASK)).status_code == 401
 
 
+async def test_a_database_restored_from_a_backup_is_believed(gateway: Any, upstream: Any) -> None:
+    await gateway.register(await upstream(paris))
+    async with client_of(gateway) as client, announcing(gateway) as tenants:
+        assert (await client.post(PATH, json=ASK)).status_code == 200
+        tenant = await tenants.tenant("acme")
+        await tenants._tell(tenant.id, tenant.generation + 5)  # changes that the backup does not have
+        assert (await client.post(PATH, json=ASK)).status_code == 200
+        assert (await client.post(PATH, json=ASK)).status_code == 200
+
+
 @contextlib.asynccontextmanager
 async def announcing(gateway: Any) -> AsyncIterator[Any]:
     """Another process that changes tenants, as the command line does."""
