@@ -57,13 +57,15 @@ def sample(
 ) -> torch.Tensor:
     """Draw one token for each row.
 
-    ``logits`` ``[n, vocab]``; ``temperature`` (> 0) and ``top_p`` (in (0, 1]) fp32 ``[n]``; ``uniforms`` float64
-    ``[n]``. The nucleus is the smallest set of likeliest tokens whose probability reaches ``top_p`` (Holtzman et al.,
-    2020). A NaN counts as impossible; a row without any finite logit gives token 0. Returns int64 ``[n]``.
+    ``logits`` ``[n, vocab]``; ``temperature`` (> 0; brought into the normal range of fp32) and ``top_p`` (in (0, 1])
+    fp32 ``[n]``; ``uniforms`` float64 ``[n]``. The nucleus is the smallest set of likeliest tokens whose probability
+    reaches ``top_p`` (Holtzman et al., 2020). A NaN counts as impossible; a row without any finite logit gives token 0.
+    Returns int64 ``[n]``.
     """
     finite = torch.nan_to_num(logits.to(torch.float32), nan=float("-inf"))
     # The peak is taken off first, so that a tiny temperature does not overflow.
-    scaled = (finite - finite.amax(dim=-1, keepdim=True)) / temperature.unsqueeze(1)
+    divisor = temperature.clamp(torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max).unsqueeze(1)
+    scaled = (finite - finite.amax(dim=-1, keepdim=True)) / divisor
     probabilities = torch.nan_to_num(torch.softmax(scaled, dim=-1), nan=0.0)
     result = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     whole = top_p >= 1.0

@@ -79,3 +79,13 @@ def test_extreme_logits_draw_something_possible() -> None:
             logits, torch.full((4,), 1e-3), torch.full((4,), top_p), torch.full((4,), 1 - 1e-16, dtype=torch.float64)
         )
         assert tokens.tolist() == [1, 2, 0, 0]
+
+
+def test_temperatures_beyond_fp32_are_the_nearest_within() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.9999, float("nan")]] * 4)
+    full = torch.ones(4)
+    uniforms = torch.tensor([0.0, 0.3, 0.6, 1 - 1e-16], dtype=torch.float64)
+    for top_p in (1.0, 0.9):
+        for tiny in (0.0, 1e-300, 1e-45, 1e-38):
+            assert sample(logits, full * tiny, full * top_p, uniforms).tolist() == [1] * 4
+        assert sample(logits, full * float("inf"), full, uniforms).tolist() == [0, 0, 1, 2]

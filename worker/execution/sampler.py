@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
 from kernels.sampling import greedy, sample, uniform
 from worker.engine.plan import SamplingParams
 
+_LEAST_TEMPERATURE: Final = torch.finfo(torch.float32).tiny
+"""Temperatures below this are no numbers to divide by in fp32: such a draw is greedy."""
+
 
 def draw(logits: torch.Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> torch.Tensor:
     """One token for each row of ``logits`` ``[n, vocab]``, to stand at ``positions`` (absolute); int64 ``[n]``."""
-    random = [index for index, params in enumerate(sampling) if params.temperature > 0]
+    random = [index for index, params in enumerate(sampling) if params.temperature >= _LEAST_TEMPERATURE]
     if not random:
         return greedy(logits)
     device = logits.device
