@@ -100,8 +100,9 @@ class Pipeline:
         ask = await call.read()
         route = await self._resolve(ask.model, principal)
         price = await self._price(route)
-        order, bound = _order(call, ask, route, principal, price)
-        if not self._relay.balancer.alive(route.pool):
+        longest = self._relay.balancer.context_length(route.pool)
+        order, bound = _order(call, ask, route, principal, price, max(route.context_length, longest or 0))
+        if longest is None:
             raise faults.no_backend(route.name).error()
         ticket = await self._admit(call, ask, route, principal, price, bound)
         exchange = self._relay.open(order, total_s=route.timeout_s, checkpoint=ticket.checkpoint)
@@ -304,9 +305,12 @@ class Answer:
         )
 
 
-def _order(call: Call, ask: Ask, route: Route, principal: Principal, price: Price | None) -> tuple[Order, int]:
+def _order(
+    call: Call, ask: Ask, route: Route, principal: Principal, price: Price | None, context_length: int
+) -> tuple[Order, int]:
     """What is sent to the backend, and the most it can cost in nano-USD: the output cap is written into the body.
 
+    ``context_length`` is the most that any backend takes, which may be more than the route means to offer.
     Raises ApiError for a cap that the route does not allow.
     """
     cap = ask.max_output_tokens
@@ -315,7 +319,7 @@ def _order(call: Call, ask: Ask, route: Route, principal: Principal, price: Pric
         raise bad_request(
             f"'{field}' is {cap}, but this model gives at most {route.max_output_tokens} tokens of output.", param=field
         )
-    prompt = _prompt_bound(ask, route.context_length)
+    prompt = _prompt_bound(ask, context_length)
     body = ask.body
     body["model"] = _json(route.backend_model)
     if _given(body, "max_completion_tokens"):
@@ -328,6 +332,7 @@ def _order(call: Call, ask: Ask, route: Route, principal: Principal, price: Pric
         pool=route.pool,
         model=route.name,
         backend_model=route.backend_model,
+        context_length=context_length,
         body=msgspec.json.encode(body),
         streamed=ask.stream,
         include_usage=ask.include_usage,

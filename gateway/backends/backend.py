@@ -18,6 +18,8 @@ class Order:
     model: str
     """The name the client asked for; it stands in the answer."""
     backend_model: str
+    context_length: int
+    """Most tokens that a backend may take, prompt and output together: so many were reserved for."""
     body: bytes
     """JSON object in the backend's words: its own model name, the output cap written in."""
     streamed: bool

@@ -134,7 +134,7 @@ class Exchange:
     async def _begin(self) -> _Attempt:
         """Reach a backend that begins to answer. Raises BackendFault."""
         relay, order = self._relay, self._order
-        endpoint = relay.balancer.choose(order.pool, tried=self._tried)
+        endpoint = self._choose()
         if endpoint is None:
             raise faults.no_backend(order.model)
         self._tried.append(endpoint.id)
@@ -177,8 +177,12 @@ class Exchange:
             # A connection that idled may have been closed by the peer just as it was used: no mark against the backend.
             self._repeated = True
             self._tried.pop()
-        elif self._relay.balancer.choose(self._order.pool, tried=self._tried) is None:
+        elif self._choose() is None:
             raise fault
+
+    def _choose(self) -> Endpoint | None:
+        order = self._order
+        return self._relay.balancer.choose(order.pool, context_length=order.context_length, tried=self._tried)
 
 
 class _Attempt:

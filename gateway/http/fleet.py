@@ -72,4 +72,6 @@ def _record(body: bytes, worker_id: str) -> WorkerRecord:
         raise Problem(400, "'worker_id' must be the id in the path: letters, digits and . _ : - only.")
     if not _URL.fullmatch(record.base_url):
         raise Problem(400, "'base_url' must be http(s)://host:port, without a path.")
+    if record.context_length < 1:
+        raise Problem(400, "'context_length' must be at least 1.")
     return record

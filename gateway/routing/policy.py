@@ -22,12 +22,20 @@ class Balancer:
         self._set_aside: dict[str, float] = {}
         self._turn = 0
 
-    def alive(self, pool: str) -> bool:
-        return bool(self._endpoints(pool))
+    def context_length(self, pool: str) -> int | None:
+        """The longest of the pool's endpoints; None if none is alive."""
+        return max((endpoint.context_length for endpoint in self._endpoints(pool)), default=None)
 
-    def choose(self, pool: str, *, tried: Sequence[str] = ()) -> Endpoint | None:
-        """The best endpoint whose id is not among ``tried``. One set aside is taken only if there is no other."""
-        candidates = [endpoint for endpoint in self._endpoints(pool) if endpoint.id not in tried]
+    def choose(self, pool: str, *, context_length: int, tried: Sequence[str] = ()) -> Endpoint | None:
+        """The best endpoint whose id is not among ``tried``. One set aside is taken only if there is no other.
+
+        One that takes more tokens than ``context_length`` is left out: it could do more than was reserved for.
+        """
+        candidates = [
+            endpoint
+            for endpoint in self._endpoints(pool)
+            if endpoint.id not in tried and endpoint.context_length <= context_length
+        ]
         if not candidates:
             return None
         self._turn += 1

@@ -34,3 +34,5 @@ class Endpoint:
     pool: str
     base_url: str
     model: str
+    context_length: int
+    """Most tokens that it takes, prompt and output together."""

@@ -29,13 +29,20 @@ async def never() -> Ask:
     raise AssertionError
 
 
-def order(*, route: Route = ROUTE, price: Price | None = PRICE, choices: int = 1, **fields: Any) -> tuple[Any, int]:
+def order(
+    *,
+    route: Route = ROUTE,
+    price: Price | None = PRICE,
+    choices: int = 1,
+    longest: int = ROUTE.context_length,
+    **fields: Any,
+) -> tuple[Any, int]:
     body = {"model": "public", "messages": [{"role": "user", "content": "hi"}]} | fields
     raw = json.dumps(body).encode()
     cap = body.get("max_completion_tokens") or body.get("max_tokens")
     fields_as_sent = msgspec.json.decode(raw, type=Body)
     ask = Ask(fields_as_sent, "public", len(raw), False, False, choices, cap)
-    return _order(Call(uuid4(), None, None, never), ask, route, PRINCIPAL, price)
+    return _order(Call(uuid4(), None, None, never), ask, route, PRINCIPAL, price, longest)
 
 
 def test_the_body_bears_the_workers_model_and_the_routes_default_cap() -> None:
@@ -69,6 +76,7 @@ def test_a_cap_of_the_client_is_sent_as_it_was_written(fields: dict[str, Any], s
 def test_the_bound_counts_every_choice_and_no_more_prompt_than_fits() -> None:
     assert order(choices=3, max_tokens=10)[1] - order(choices=1, max_tokens=10)[1] == PRICE.bound(0, 20)
     long = "x" * 100_000
+    assert order(max_tokens=1, longest=50_000, messages=[{"content": long}])[1] == PRICE.bound(50_000, 1)
     assert order(max_tokens=1, messages=[{"content": long}])[1] == PRICE.bound(ROUTE.context_length, 1)
 
 

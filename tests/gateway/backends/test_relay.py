@@ -42,7 +42,7 @@ class Rig:
     alive: list[Endpoint] = field(default_factory=list)
 
     def use(self, *urls: str) -> None:
-        self.alive[:] = [Endpoint(f"w{number}", "pool", url, "m") for number, url in enumerate(urls)]
+        self.alive[:] = [Endpoint(f"w{number}", "pool", url, "m", 1000) for number, url in enumerate(urls)]
 
     def open(self, *, total_s: float = 20.0, **changes: Any) -> Exchange:
         values: dict[str, Any] = {
@@ -50,6 +50,7 @@ class Rig:
             "pool": "pool",
             "model": "m",
             "backend_model": "m",
+            "context_length": 1000,
             "body": b'{"model":"m"}',
             "streamed": True,
             "include_usage": False,

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from gateway.tenants.principal import Budget, Limits
 from worker.protocol.fleet import Registered
 
 TOKEN = {"authorization": "Bearer fleet-token-of-the-tests"}
@@ -69,6 +70,7 @@ async def test_records_that_make_no_sense_are_refused(gateway: Any) -> None:
         (b"[" * 60_000, 400),
         (json.dumps(record("another")).encode(), 400),
         (json.dumps(record(context_length="many")).encode(), 400),
+        (json.dumps(record(context_length=0)).encode(), 400),
         (json.dumps(record(base_url="file:///etc/passwd")).encode(), 400),
         (json.dumps(record(base_url="http://127.0.0.1:1/path")).encode(), 400),
         (json.dumps(record(base_url="http://user:pass@host")).encode(), 400),
@@ -83,3 +85,18 @@ async def test_records_that_make_no_sense_are_refused(gateway: Any) -> None:
         answer = await client.put("/internal/v1/workers/w%0a1", json=record("w\n1"))
         assert answer.status_code == 400
         assert (await client.get("/readyz")).json()["backends"] == 0
+
+
+async def test_a_worker_may_take_more_than_its_route_offers_and_that_is_reserved_for(
+    start_gateway: Any, upstream: Any
+) -> None:
+    server = await upstream(lambda conversation: conversation.whole())
+    limits = Limits(budget=Budget(1_100_000, "month", "UTC"))  # nano-USD: 1000 tokens of prompt cost 1,000,000
+    async with start_gateway(limits=limits) as gateway, httpx.AsyncClient(base_url=gateway.url) as client:
+        await client.put(
+            "/internal/v1/workers/w1", json=record(base_url=server.url, context_length=2000), headers=TOKEN
+        )
+        key = {"authorization": f"Bearer {gateway.key}"}
+        for text, status in (("short", 200), ("x" * 1200, 429)):
+            ask = {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
+            assert (await client.post("/v1/chat/completions", json=ask, headers=key)).status_code == status

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from gateway.routing.policy import SET_ASIDE_S, Balancer
 from gateway.routing.route import Endpoint
 
-ENDPOINTS = [Endpoint(id, "pool", f"http://{id}", "m") for id in ("a", "b", "c")]
+ENDPOINTS = [Endpoint(id, "pool", f"http://{id}", "m", 100) for id in ("a", "b", "c")]
 
 
 class HandClock:
@@ -27,7 +27,7 @@ def make(endpoints: list[Endpoint] | None = None) -> tuple[Balancer, HandClock]:
 
 
 def chosen(balancer: Balancer, *, tried: tuple[str, ...] = ()) -> str:
-    endpoint = balancer.choose("pool", tried=tried)
+    endpoint = balancer.choose("pool", context_length=100, tried=tried)
     assert endpoint is not None
     return endpoint.id
 
@@ -49,7 +49,7 @@ def test_the_one_with_the_fewest_requests_comes_first() -> None:
 def test_those_tried_are_left_out() -> None:
     balancer, _ = make()
     assert {chosen(balancer, tried=("a", "c")) for _ in range(6)} == {"b"}
-    assert balancer.choose("pool", tried=("a", "b", "c")) is None
+    assert balancer.choose("pool", context_length=100, tried=("a", "b", "c")) is None
 
 
 def test_one_set_aside_comes_last_for_a_while() -> None:
@@ -69,7 +69,15 @@ def test_the_only_one_is_taken_even_if_set_aside() -> None:
 
 def test_an_empty_pool_has_none() -> None:
     balancer, _ = make([])
-    assert balancer.choose("pool") is None
-    assert not balancer.alive("pool")
-    assert make()[0].choose("another") is None
-    assert make()[0].alive("pool")
+    assert balancer.choose("pool", context_length=100) is None
+    assert balancer.context_length("pool") is None
+    assert make()[0].choose("another", context_length=100) is None
+
+
+def test_one_that_takes_more_than_was_reserved_for_is_left_out() -> None:
+    longer = Endpoint("longer", "pool", "http://longer", "m", 200)
+    balancer, _ = make([ENDPOINTS[0], longer])
+    assert balancer.context_length("pool") == 200
+    assert {chosen(balancer) for _ in range(6)} == {"a"}
+    assert balancer.choose("pool", context_length=199, tried=("a",)) is None
+    assert balancer.choose("pool", context_length=200, tried=("a",)) == longer
