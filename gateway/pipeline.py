@@ -86,7 +86,6 @@ class Pipeline:
         self._catalog = catalog
         self._admission = admission
         self._relay = relay
-        self._clock = clock
         self._keepalive_s = keepalive_s
         self._refusals = Sampler(clock)
 
@@ -137,7 +136,7 @@ class Pipeline:
 
     async def _price(self, route: Route) -> Price | None:
         try:
-            price = await self._catalog.price(route.name, self._clock.now())
+            price = await self._catalog.price(route.name, self._admission.now())
         except DatabaseUnavailable as fault:
             raise _unavailable() from fault
         if price is None and route.unpriced == "refuse":

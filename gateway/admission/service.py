@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, cast
 from uuid import UUID
 
@@ -97,12 +97,14 @@ class Admission:
         self._beat = asyncio.Event()
         self._times_connected = 0
         self._sweep_from = 0.0
+        self._ahead = timedelta(0)
         self._runner: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Connect, open the shards of a Redis never used, and begin heartbeats. Redis may be away: it is awaited."""
         try:
             await self._leases.learn_epochs()
+            await self._learn_time()
         except RedisUnavailable as fault:
             log.warning("Redis is away at start, requests are refused until it is back: %s", fault)
         self._runner = asyncio.get_running_loop().create_task(self._run(), name="admission")
@@ -120,6 +122,11 @@ class Admission:
             self._runner.cancel()
             await asyncio.wait([self._runner])
         await self._redis.close()
+
+    def now(self) -> datetime:
+        """The time in UTC as Redis has it, to within a few milliseconds: what ``admitted_at`` would be. This host's
+        own clock, if Redis never answered."""
+        return self._clock.now() + self._ahead
 
     # Admitting
 
@@ -143,7 +150,7 @@ class Admission:
             raise ValueError(f"the bound of a request lies between 0 and {MAX_AMOUNT} nano-USD, not {bound_nano_usd}")
         if self._settlements.full:
             raise RedisUnavailable("too many settlements wait for Redis")
-        now = self._clock.now()
+        now = self.now()
         for _ in range(_ATTEMPTS):
             budget = principal.limits.budget
             period = self._period(budget, now) if budget is not None else None
@@ -294,8 +301,7 @@ class Admission:
     async def counters(self, tenant_id: UUID) -> Counters:
         """What Redis counts for a tenant now."""
         spelled = keys.of_tenant(tenant_id)
-        seconds, micros = await self._redis.command("TIME")
-        now = int(seconds) * 1000 + int(micros) // 1000 + self._redis.time_offset_ms
+        now = to_ms(await self._redis_time())
         money, live, window = await asyncio.gather(
             self._redis.command("HMGET", spelled.tenant, "spent", "reserved"),
             self._redis.command("ZCOUNT", spelled.live, f"({now}", "+inf"),
@@ -306,10 +312,21 @@ class Admission:
 
     # Keeping leases, and bringing back what Redis lost
 
+    async def _redis_time(self) -> datetime:
+        seconds, micros = await self._redis.command("TIME")
+        return from_ms(int(seconds) * 1000 + int(micros) // 1000 + self._redis.time_offset_ms)
+
+    async def _learn_time(self) -> None:
+        self._ahead = await self._redis_time() - self._clock.now()
+
+    async def _heartbeat(self) -> None:
+        await self._leases.renew()
+        await self._learn_time()
+
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._settlements.run())
-            tasks.create_task(self._repeat(self._leases.renew, self._renewal_s, self._beat))
+            tasks.create_task(self._repeat(self._heartbeat, self._renewal_s, self._beat))
             tasks.create_task(self._repeat(self._sweep, self._renewal_s / 2, asyncio.Event()))
 
     async def _repeat(self, work: Callable[[], Awaitable[object]], interval_s: float, early: asyncio.Event) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.app import create_app
-from gateway.clock import SystemClock
+from gateway.clock import Clock, SystemClock
 from gateway.db.engine import create_engine
 from gateway.db.tables import usage_events
 from gateway.routing.registry import Registry
@@ -287,7 +287,9 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def running_gateway(settings: Settings, *, limits: Limits | None = None) -> AsyncIterator[Gateway]:
+async def running_gateway(
+    settings: Settings, *, limits: Limits | None = None, gateway_clock: Clock | None = None
+) -> AsyncIterator[Gateway]:
     """Seeds a fresh database and serves ``create_app`` on a free port."""
     clock = SystemClock()
     engine = create_engine(settings.database_url, pool_size=2)
@@ -310,7 +312,7 @@ async def running_gateway(settings: Settings, *, limits: Limits | None = None) -
     admin_key, _ = await tenants.create_admin_key()
     async with Registry(settings.redis_url, ttl_s=600.0, timeout_s=2.0, refresh_s=600.0) as registry:
         config = uvicorn.Config(
-            create_app(settings),
+            create_app(settings, clock=gateway_clock),
             host="127.0.0.1",
             port=0,
             http="httptools",
@@ -356,14 +358,16 @@ GatewayFactory = Callable[..., contextlib.AbstractAsyncContextManager[Gateway]]
 def start_gateway(database_url: str, redis_url: str) -> GatewayFactory:
     """``async with start_gateway(limits=..., keepalive_s=...) as gateway``"""
 
-    def start(*, limits: Limits | None = None, **changes: Any) -> contextlib.AbstractAsyncContextManager[Gateway]:
+    def start(
+        *, limits: Limits | None = None, gateway_clock: Clock | None = None, **changes: Any
+    ) -> contextlib.AbstractAsyncContextManager[Gateway]:
         values: dict[str, Any] = {
             "database_url": database_url,
             "redis_url": redis_url,
             "fleet_token": "fleet-token-of-the-tests",
             "drain_interval_s": 0.05,
         }
-        return running_gateway(Settings(**(values | changes)), limits=limits)
+        return running_gateway(Settings(**(values | changes)), limits=limits, gateway_clock=gateway_clock)
 
     return start
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from gateway.admission.errors import Refused, Stale
 from gateway.admission.redis import RedisUnavailable
 from gateway.admission.service import Admission
 from gateway.billing.usage import TokenUsage
+from gateway.clock import SystemClock
 from gateway.ids import uuid7
 from gateway.local.services import EmbeddedRedis
 from gateway.tenants.principal import Budget, Principal
@@ -326,6 +327,31 @@ async def test_processes_share_every_limit(redis_url: str) -> None:
                 await process.wait()
     counts = [[int(count) for count in output.split()] for output, _ in outputs]
     assert [sum(contest) for contest in zip(*counts, strict=True)] == list(limits.values())
+
+
+# Time
+
+
+class Behind(SystemClock):
+    def now(self) -> datetime:
+        return super().now() - timedelta(days=2)
+
+
+async def test_the_time_of_redis_counts_whatever_this_hosts_clock_says(redis_url: str, ledger: Ledger) -> None:
+    gate = Admission(redis_url, Behind(), lease_s=10, renewal_s=0.1, timeout_s=2, spent=ledger.spent)
+    assert gate.now() < datetime.now(UTC) - timedelta(days=1)
+    await gate.start()
+    assert abs(gate.now() - datetime.now(UTC)) < timedelta(seconds=5)
+    gate._redis.time_offset_ms = 3_600_000
+
+    async def noticed() -> bool:
+        return abs(gate.now() - datetime.now(UTC) - timedelta(hours=1)) < timedelta(seconds=5)
+
+    await eventually(noticed)
+    ticket = await take(gate, tenant(budget=100), 100)
+    assert abs(ticket.admitted_at - gate.now()) < timedelta(seconds=5)
+    ticket.settle("ok")
+    await gate.close()
 
 
 # Staleness

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -513,6 +514,23 @@ async def test_changed_limits_and_revoked_keys_are_in_force_at_once(start_gatewa
                 public_id = gateway.key.removeprefix("sk-penstock-")[:12]
                 await tenants.revoke_key(public_id)
                 assert (await client.post(PATH, json=ASK)).status_code == 401
+
+
+async def test_the_price_is_the_one_in_force_by_the_time_of_redis(start_gateway: Any, upstream: Any) -> None:
+    from gateway.clock import SystemClock
+
+    class Behind(SystemClock):
+        def now(self) -> datetime:
+            return super().now() - timedelta(days=2)
+
+    async with start_gateway(gateway_clock=Behind()) as gateway:
+        new = await gateway.catalog.set_price("m", "10", "20", effective_from=datetime.now(UTC) - timedelta(days=1))
+        await gateway.register(await upstream(paris))
+        async with client_of(gateway) as client:
+            assert (await client.post(PATH, json=ASK)).status_code == 200
+        (row,) = await gateway.rows()
+        assert row.price_id == new.id
+        assert row.charged_nano_usd == 9 * 10_000 + 3 * 20_000
 
 
 async def test_a_database_restored_from_a_backup_is_believed(gateway: Any, upstream: Any) -> None:
