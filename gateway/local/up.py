@@ -208,7 +208,7 @@ class LocalPenstock:
         folder = _relative(self._files.path)
         penstock = _relative(Path(_program("penstock")))
         message = {"role": "user", "content": "What is the capital of France?"}
-        question = {"model": MODEL, "stream": True, "messages": [message]}
+        question = {"model": MODEL, "stream": True, "temperature": 0, "messages": [message]}
         self._say(f"""
 Penstock is ready. Ask it something:
 

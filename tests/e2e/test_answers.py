@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from pathlib import Path
 
 import httpx
 import openai
@@ -112,6 +115,25 @@ def test_stop_seed_and_caps_reach_the_engine(client: openai.OpenAI) -> None:
         for seed in (7, 7, 8)
     ]
     assert draws[0] == draws[1] != draws[2]
+
+
+def test_the_printed_command_works_as_pasted(stack: Stack) -> None:
+    banner = stack.output.read_text()
+    start = banner.index("  curl -N ")
+    command = banner[start : banner.index("\n\n", start)]
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, check=True)
+    events = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("data: {")]
+    text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
+    assert "Paris" in text
+    assert done.stdout.endswith("data: [DONE]\n\n")
+
+
+def test_the_readmes_example_works_as_it_stands(stack: Stack) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    example = readme.split("```python\n")[1].split("```")[0]
+    environment = stack.environment() | stack.exports
+    done = subprocess.run([sys.executable, "-c", example], env=environment, capture_output=True, text=True, timeout=120)
+    assert "Paris" in done.stdout, done.stderr
 
 
 def test_models_are_listed(client: openai.OpenAI) -> None:
