@@ -42,9 +42,12 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     """One gateway replica. It connects when its lifespan begins; Postgres and Redis may be away then."""
     clock = clock or SystemClock()
     engine = create_engine(settings.database_url)
+    # Sums over the ledger may take long. Nobody's key or budget waits for a connection until reports are done.
+    budgets_engine = create_engine(settings.database_url, pool_size=4)
+    reports_engine = create_engine(settings.database_url, pool_size=2)
 
     async def spent(tenant_id: UUID, start: datetime, end: datetime, excluding: Collection[UUID]) -> int:
-        return await charged_between(engine, tenant_id, start, end, excluding=excluding)
+        return await charged_between(budgets_engine, tenant_id, start, end, excluding=excluding)
 
     admission = Admission(
         settings.redis_url,
@@ -82,7 +85,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             finally:
                 await admission.close()
                 await drainer.close()
-                await engine.dispose()
+                for each in (engine, budgets_engine, reports_engine):
+                    await each.dispose()
 
     async def postgres_answers() -> None:
         async with transaction(engine) as connection:
@@ -92,7 +96,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         route_handlers=[
             chat_handler(pipeline, max_body_bytes=settings.max_body_bytes),
             *model_handlers(pipeline),
-            *usage_handlers(tenants, engine),
+            *usage_handlers(tenants, reports_engine),
             *fleet_handlers(registry, catalog, fleet_token=settings.fleet_token),
             *health_handlers(
                 {"postgres": postgres_answers, "redis": registry.refresh},

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 from gateway.db.migrate import upgrade
 from gateway.local.services import EmbeddedPostgres, EmbeddedRedis
@@ -130,6 +131,23 @@ async def test_postgres_away_is_a_clear_answer_once_caches_are_old_and_nothing_i
         await until_served(client)
         rows = await gateway.rows(1 + served + 1, within_s=10.0)
         assert {row.status for row in rows} == {"ok"}
+
+
+async def test_reports_that_take_long_keep_nobodys_key_waiting(start_gateway: Callable[..., Any]) -> None:
+    waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'usage_rollup'::regclass")
+    async with start_gateway() as gateway, client_of(gateway) as client, asyncio.TaskGroup() as tasks:
+        new_key, _ = await gateway.tenants.create_key("acme", "new")
+        async with gateway.engine.begin() as connection:
+            await connection.execute(text("LOCK TABLE usage_rollup IN ACCESS EXCLUSIVE MODE"))
+            as_admin = {"authorization": f"Bearer {gateway.admin_key}"}
+            for _ in range(12):
+                tasks.create_task(client.get("/admin/v1/usage", headers=as_admin))
+            async with asyncio.timeout(5):
+                while await connection.scalar(waiting) < 2:  # noqa: ASYNC110 - a lock tells no event
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(0.3)  # for the others
+            answer = await client.get("/v1/models", headers={"authorization": f"Bearer {new_key}"})
+            assert answer.status_code == 200, answer.text
 
 
 async def test_a_stop_lets_streams_end_and_breaks_off_those_that_do_not(
