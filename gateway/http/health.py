@@ -11,6 +11,8 @@ from litestar import Response, get
 from litestar.handlers import HTTPRouteHandler
 
 CHECK_TIMEOUT_S = 2.0
+GOOD_FOR_S = 1.0
+"""How long an outcome is told again: nobody needs a key to ask, so asking must cost next to nothing."""
 
 Check = Callable[[], Awaitable[None]]
 """Returns if all is well, raises if not."""
@@ -20,6 +22,7 @@ def health_handlers(
     checks: Mapping[str, Check], backends: Callable[[], int], *, needs_backend: bool
 ) -> list[HTTPRouteHandler]:
     """``backends``: how many workers take requests."""
+    readings = _Readings(checks)
 
     @get("/healthz", operation_id="health", summary="Whether the process runs", tags=["Operations"], security=[{}])
     async def healthz() -> dict[str, str]:
@@ -33,15 +36,34 @@ def health_handlers(
         security=[{}],
     )
     async def readyz() -> Response[bytes]:
-        passed = await asyncio.gather(*(_passes(check) for check in checks.values()))
+        passed = await readings.passed()
         alive = backends()
-        ready = all(passed) and (alive > 0 or not needs_backend)
+        ready = all(passed.values()) and (alive > 0 or not needs_backend)
         state: dict[str, Any] = {"status": "ready" if ready else "unready"}
-        state |= {name: "ok" if well else "unavailable" for name, well in zip(checks, passed, strict=True)}
+        state |= {name: "ok" if well else "unavailable" for name, well in passed.items()}
         state["backends"] = alive
         return Response(msgspec.json.encode(state), status_code=200 if ready else 503, media_type="application/json")
 
     return [healthz, readyz]
+
+
+class _Readings:
+    """The checks' latest outcome, shared by all who ask."""
+
+    def __init__(self, checks: Mapping[str, Check]) -> None:
+        self._checks = checks
+        self._passed: dict[str, bool] = {}
+        self._good_until = float("-inf")
+        self._checking = asyncio.Lock()
+
+    async def passed(self) -> Mapping[str, bool]:
+        loop = asyncio.get_running_loop()
+        async with self._checking:
+            if loop.time() >= self._good_until:
+                outcomes = await asyncio.gather(*map(_passes, self._checks.values()))
+                self._passed = dict(zip(self._checks, outcomes, strict=True))
+                self._good_until = loop.time() + GOOD_FOR_S
+            return self._passed
 
 
 async def _passes(check: Check) -> bool:

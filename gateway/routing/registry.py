@@ -23,6 +23,8 @@ from gateway.routing.route import Endpoint
 from worker.protocol.fleet import WorkerRecord
 
 REFRESH_S = 0.5
+CONNECTIONS = 8
+"""Heartbeats of a large fleet that come at once share these."""
 _POOLS = "{fleet}:pools"
 
 _log = structlog.get_logger(__name__)
@@ -48,13 +50,16 @@ class Registry:
         self.ttl_s = ttl_s
         self._refresh_s = refresh_s
         self._timeout_s = timeout_s
-        self._redis: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
             redis_url,
+            max_connections=CONNECTIONS,
+            timeout=timeout_s,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
             # Once, for a connection that a restart of Redis left dead.
             retry=Retry(NoBackoff(), 1),
         )
+        self._redis: redis.asyncio.Redis = redis.asyncio.Redis.from_pool(pool)
         self._records: dict[str, WorkerRecord] = {}
         self._endpoints: dict[str, list[Endpoint]] = {}
         self._changes = 0

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
+
+from gateway.http.health import health_handlers
 
 
 async def test_health_and_readiness(gateway: Any, upstream: Any) -> None:
@@ -12,6 +15,20 @@ async def test_health_and_readiness(gateway: Any, upstream: Any) -> None:
         answer = await client.get("/readyz")
         assert answer.status_code == 200
         assert answer.json() == {"status": "ready", "postgres": "ok", "redis": "ok", "backends": 0}
+
+
+async def test_many_who_ask_at_once_share_one_check() -> None:
+    checks = 0
+
+    async def check() -> None:
+        nonlocal checks
+        checks += 1
+        await asyncio.sleep(0.01)
+
+    _, readyz = health_handlers({"redis": check}, lambda: 0, needs_backend=False)
+    answers = await asyncio.gather(*(readyz.fn() for _ in range(100)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert checks == 1
 
 
 async def test_readiness_may_wait_for_a_backend(start_gateway: Any, upstream: Any) -> None:

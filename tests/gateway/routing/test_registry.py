@@ -119,3 +119,10 @@ async def test_a_redis_that_hangs_is_given_up_in_time() -> None:
         async with asyncio.timeout(3), registry:
             with pytest.raises(RegistryUnavailable):
                 await registry.refresh()
+
+
+async def test_a_large_fleet_at_once_shares_few_connections(redis_url: str) -> None:
+    """redis-py's own pool refuses the 101st."""
+    async with make(redis_url) as one:
+        await asyncio.gather(*(one.register(record(f"w{number}")) for number in range(150)))
+        assert len(one.workers()) == 150
