@@ -110,9 +110,10 @@ class EngineClient:
         limit = self._config.max_running + self._config.max_waiting
         if len(self._open) >= limit:
             raise QueueFull(f"The engine already has {limit} requests open. Try again in a moment.")
+        message = encoder.encode(request)  # first: what can't be sent must not hold a place
         generation = Generation(self, request.request_id)
         self._open[request.request_id] = generation
-        self._sender.send(encoder.encode(request), zmq.NOBLOCK)
+        self._sender.send(message, zmq.NOBLOCK)
         return generation
 
     async def wait_dead(self) -> None:

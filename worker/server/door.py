@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Final
 from uuid import uuid4
 
@@ -17,6 +17,7 @@ from worker.protocol.errors import bad_request, unauthorized
 from worker.server.completion import Call
 
 _LONGEST_ID: Final = 128
+_PRIORITY_BITS: Final = 32
 
 
 class Door:
@@ -32,7 +33,7 @@ class Door:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @contextmanager
+    @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
         """Around each answer, so that ``wait_idle`` waits for it."""
         self._answering += 1
@@ -64,10 +65,13 @@ class Door:
         """What the headers say. Those of the gateway count only with the fleet token. Raises ApiError (400)."""
         if not self.trusts(request_headers):
             return Call(uuid4().hex)
-        try:
+        priority: int | None = None
+        with contextlib.suppress(ValueError):
             priority = int(request_headers.get(headers.PRIORITY, "0"))
-        except ValueError:
-            raise bad_request(f"The header {headers.PRIORITY!r} must be a whole number.") from None
+        if priority is None or not -(1 << _PRIORITY_BITS - 1) <= priority < 1 << _PRIORITY_BITS - 1:
+            raise bad_request(
+                f"The header {headers.PRIORITY!r} must be a whole number that fits into {_PRIORITY_BITS} bits."
+            )
         return Call(
             request_id=request_headers.get(headers.REQUEST_ID, "")[:_LONGEST_ID] or uuid4().hex,
             salt=request_headers.get(headers.TENANT_SALT, ""),

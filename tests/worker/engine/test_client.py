@@ -185,6 +185,15 @@ async def test_refuses_before_anything_is_sent(start: Start) -> None:
         await generation.aclose()
 
 
+async def test_a_request_that_cannot_be_sent_holds_no_place(start: Start) -> None:
+    client = await start(max_running=1, max_waiting=0)
+    for _ in range(3):
+        with pytest.raises(OverflowError):
+            client.generate(request("a", priority=1 << 70))
+    assert client.open_requests == 0
+    assert (await collect(client, request("a")))[1] == "length"
+
+
 async def test_a_request_that_only_the_engine_refuses_raises_for_its_reader(start: Start) -> None:
     client = await start(num_blocks=5, block_size=16)
     client.info = type(client.info)(

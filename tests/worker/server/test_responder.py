@@ -63,11 +63,22 @@ async def test_a_clamped_output_is_shortened_to_what_fits(scripted: StartScripte
         clamp = {"x-penstock-clamp-output": "1"}
         clamped = await client.post("/v1/chat/completions", json=body, headers=FLEET | clamp)
         refused = await client.post("/v1/chat/completions", json=body, headers=clamp)
-        bad = await client.post("/v1/chat/completions", json=body, headers=FLEET | {"x-penstock-priority": "high"})
     assert clamped.json()["usage"]["completion_tokens"] == 40 - 31
     assert clamped.json()["choices"][0]["finish_reason"] == "length"
     assert refused.status_code == 400
-    assert "x-penstock-priority" in error_of(bad.content)["message"]
+
+
+async def test_a_priority_is_a_number_of_32_bits(scripted: StartScripted) -> None:
+    server = await scripted("one", max_running=1, max_waiting=0)
+    async with http(server) as client:
+        for value in ("high", "", str(1 << 31), str(-(1 << 31) - 1), str(1 << 70), "9" * 5000):
+            headers = FLEET | {"x-penstock-priority": value}
+            refused = await client.post("/v1/chat/completions", json=BODY, headers=headers)
+            assert refused.status_code == 400
+            assert "'x-penstock-priority' must be a whole number" in error_of(refused.content)["message"]
+        for value in (str((1 << 31) - 1), str(-(1 << 31))):
+            headers = FLEET | {"x-penstock-priority": value}
+            assert (await client.post("/v1/chat/completions", json=BODY, headers=headers)).status_code == 200
 
 
 async def test_a_full_queue_is_a_503_with_retry_after(scripted: StartScripted) -> None:
