@@ -25,7 +25,7 @@ PROMPTS = [
 ]
 
 
-def streamed_text(client: openai.OpenAI, prompt: str, max_tokens: int = 40) -> str:
+def streamed_text(client: openai.OpenAI, prompt: str, max_tokens: int = 24) -> str:
     stream = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": prompt}],
@@ -149,7 +149,9 @@ def test_usage_is_shown_to_the_operator(stack: Stack, client: openai.OpenAI) -> 
     total = sum(row["charged_nano_usd"] for row in rows)
     text = json.dumps(report)
     assert str(Decimal(total) / 10**9).rstrip("0") in text or str(total) in text
-    assert "demo" in stack.cli("usage", "--tenant", "demo")
+    shown = stack.cli("usage", "--tenant", "demo")
+    assert MODEL in shown
+    assert f"{Decimal(total) / 10**9:.9f}" in shown
     admin = {"authorization": f"Bearer {stack.exports['PENSTOCK_ADMIN_KEY']}"}
     answer = httpx.get(f"{stack.url}/admin/v1/usage", params={"tenant": "demo"}, headers=admin)
     assert answer.status_code == 200
