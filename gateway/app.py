@@ -22,6 +22,7 @@ from gateway.billing.drainer import Drainer
 from gateway.billing.reports import charged_between
 from gateway.clock import Clock, SystemClock
 from gateway.db.engine import create_engine, transaction
+from gateway.db.migrate import check_schema
 from gateway.http.errors import EXCEPTION_HANDLERS
 from gateway.http.fleet import fleet_handlers
 from gateway.http.health import health_handlers
@@ -92,6 +93,9 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         async with transaction(engine) as connection:
             await connection.execute(text("SELECT 1"))
 
+    async def schema_is_current() -> None:
+        await check_schema(engine)
+
     return Litestar(
         route_handlers=[
             chat_handler(pipeline, max_body_bytes=settings.max_body_bytes),
@@ -99,7 +103,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             *usage_handlers(tenants, reports_engine),
             *fleet_handlers(registry, catalog, fleet_token=settings.fleet_token),
             *health_handlers(
-                {"postgres": postgres_answers, "redis": registry.refresh},
+                {"postgres": postgres_answers, "schema": schema_is_current, "redis": registry.refresh},
                 lambda: sum(not worker.draining for worker in registry.workers()),
                 needs_backend=settings.ready_needs_backend,
             ),

@@ -19,7 +19,7 @@ from redis.asyncio.lock import Lock
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import LockError, RedisError
-from sqlalchemy.exc import DataError, IntegrityError, OperationalError
+from sqlalchemy.exc import DataError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.admission import keys
@@ -36,6 +36,7 @@ WRITE_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
 MAX_BACKOFF_S = 2.0
 MAINTENANCE_S = 3600.0
+MAINTENANCE_RETRY_S = 60.0
 MONTHS_AHEAD = 2
 SHARDS_AT_ONCE = 4
 
@@ -130,7 +131,12 @@ class Drainer:
         Returns how many entries left Redis. Raises DatabaseUnavailable or RedisError; then nothing is lost, and what
         was moved before stays moved.
         """
-        await self._maintain()
+        try:
+            await self._maintain()
+        except SQLAlchemyError:
+            # What it makes ahead, a row that needs it makes for itself.
+            _log.exception("maintenance_failed")
+            self._maintained_at = self._clock.monotonic() - MAINTENANCE_S + MAINTENANCE_RETRY_S
         async with self._redis.pipeline(transaction=False) as pipe:
             for shard in keys.ALL_SHARDS:
                 pipe.exists(keys.usage(shard), keys.refusals(shard), _refusal_batch(shard))

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import sqlalchemy
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.db.engine import CONNECT_TIMEOUT_S, DatabaseUnavailable, psycopg_url
+from gateway.db.engine import CONNECT_TIMEOUT_S, DatabaseUnavailable, psycopg_url, transaction
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 """Beside the ``gateway`` package, in a checkout and in an installed distribution alike."""
 MIGRATION_LOCK = 7_233_921_000
+
+
+class SchemaBehind(Exception):
+    """The database wants a migration."""
+
+
+async def check_schema(engine: AsyncEngine) -> None:
+    """Raises SchemaBehind unless the schema is that of this release or, while a new one is rolled out, a later one.
+
+    Raises DatabaseUnavailable too.
+    """
+    try:
+        async with transaction(engine) as connection:
+            revision = await connection.scalar(sqlalchemy.text("SELECT version_num FROM alembic_version"))
+    except sqlalchemy.exc.ProgrammingError:
+        revision = None
+    if revision is None or revision in _earlier_revisions():
+        raise SchemaBehind("run `penstock migrate`")
+
+
+@cache
+def _earlier_revisions() -> frozenset[str]:
+    revisions = ScriptDirectory(str(MIGRATIONS)).walk_revisions()
+    return frozenset(script.revision for script in revisions if not script.is_head)
 
 
 def upgrade(database_url: str, revision: str = "head") -> None:

@@ -331,6 +331,22 @@ async def test_partitions_are_made_ahead_as_time_passes(
     assert [row["relname"][-7:] for row in tables] == ["2031_12", "2032_01", "2032_02", "2032_03"]
 
 
+async def test_partitions_that_cannot_be_made_ahead_hold_up_no_rows(
+    engine: AsyncEngine, drainer: Drainer, stream: Stream, clock: ManualClock
+) -> None:
+    async with transaction(engine) as connection:
+        overlap = "FOR VALUES FROM ('2024-08-10Z') TO ('2024-08-11Z')"
+        await connection.execute(text(f"CREATE TABLE in_the_way PARTITION OF usage_events {overlap}"))
+    for _ in range(2):
+        stream.add(usage_event())
+        assert await drainer.drain_once() == 1
+    async with transaction(engine) as connection:
+        await connection.execute(text("DROP TABLE in_the_way"))
+    clock.advance(drainer_module.MAINTENANCE_RETRY_S)
+    await drainer.drain_once()
+    assert await fetch(engine, "SELECT 1 FROM pg_inherits WHERE inhrelid = 'usage_events_2024_08'::regclass")
+
+
 async def test_refusals_are_added_up(engine: AsyncEngine, drainer: Drainer, client: redis.Redis) -> None:
     quarter = int(NOON.timestamp())
     for count in (3, 4):

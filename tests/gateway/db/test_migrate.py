@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,12 +15,15 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 
-from gateway.db.engine import DatabaseUnavailable, psycopg_url
-from gateway.db.migrate import MIGRATIONS, upgrade
+from gateway.db import migrate
+from gateway.db.engine import DatabaseUnavailable, psycopg_url, transaction
+from gateway.db.migrate import MIGRATIONS, SchemaBehind, check_schema, upgrade
 from gateway.db.partitions import months_ahead
 from gateway.db.tables import metadata
 from gateway.local.services import free_port
+from tests.gateway.db.support import opened
 
 SOURCE = MIGRATIONS.parent
 
@@ -30,6 +34,31 @@ def _tables(url: str) -> set[str]:
         return set(sqlalchemy.inspect(engine).get_table_names())
     finally:
         engine.dispose()
+
+
+async def test_only_a_schema_of_an_earlier_release_is_behind(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate, "_earlier_revisions", lambda: frozenset({"0000"}))
+    async with opened(empty_database_url) as engine:
+        with pytest.raises(SchemaBehind):
+            await check_schema(engine)
+        async with transaction(engine) as connection:
+            await connection.execute(sqlalchemy.text("CREATE TABLE alembic_version (version_num text)"))
+        with pytest.raises(SchemaBehind):
+            await check_schema(engine)
+        for revision, behind in (("0000", True), ("9999", False)):
+            async with transaction(engine) as connection:
+                await connection.execute(sqlalchemy.text("DELETE FROM alembic_version"))
+                insert = sqlalchemy.text("INSERT INTO alembic_version VALUES (:revision)")
+                await connection.execute(insert, {"revision": revision})
+            with pytest.raises(SchemaBehind) if behind else nullcontext():
+                await check_schema(engine)
+
+
+def test_the_head_is_not_earlier_than_itself() -> None:
+    (head,) = ScriptDirectory(str(MIGRATIONS)).get_heads()
+    assert head not in migrate._earlier_revisions()
 
 
 def test_the_migrated_schema_is_the_declared_one(database_url: str) -> None:

@@ -4,8 +4,11 @@ import asyncio
 from typing import Any
 
 import httpx
+from litestar.testing import AsyncTestClient
 
+from gateway.app import create_app
 from gateway.http.health import health_handlers
+from gateway.settings import Settings
 
 
 async def test_health_and_readiness(gateway: Any, upstream: Any) -> None:
@@ -14,7 +17,16 @@ async def test_health_and_readiness(gateway: Any, upstream: Any) -> None:
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
         answer = await client.get("/readyz")
         assert answer.status_code == 200
-        assert answer.json() == {"status": "ready", "postgres": "ok", "redis": "ok", "backends": 0}
+        assert answer.json() == {"status": "ready", "postgres": "ok", "schema": "ok", "redis": "ok", "backends": 0}
+
+
+async def test_a_database_that_was_not_migrated_is_not_ready(empty_database_url: str, redis_url: str) -> None:
+    app = create_app(Settings(database_url=empty_database_url, redis_url=redis_url))
+    async with AsyncTestClient(app) as client:
+        async with asyncio.timeout(20):
+            while (answer := await client.get("/readyz")).json()["postgres"] != "ok":  # noqa: ASYNC110 - tells no event
+                await asyncio.sleep(0.1)
+    assert (answer.status_code, answer.json()["schema"]) == (503, "unavailable")
 
 
 async def test_many_who_ask_at_once_share_one_check() -> None:
