@@ -95,7 +95,8 @@ class Transport:
             raise RuntimeError("the transport is not open")
         try:
             return Reply(await self._session.post(self._url(url), headers=headers, data=body, allow_redirects=False))
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as fault:
+        # ValueError: a URL that cannot be one.
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, ValueError) as fault:
             raise faults.unreachable() from fault
         except (aiohttp.ServerConnectionError, aiohttp.ClientOSError, OSError) as fault:
             raise faults.disconnected(early=True) from fault

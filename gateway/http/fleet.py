@@ -10,6 +10,7 @@ import msgspec
 from litestar import Request, delete, put
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import PathParameter
+from yarl import URL
 
 from gateway.http.client import bearer
 from gateway.http.errors import Problem
@@ -70,8 +71,15 @@ def _record(body: bytes, worker_id: str) -> WorkerRecord:
         raise Problem(400, f"The body is not a worker's record: {fault}.") from None
     if record.worker_id != worker_id or not _ID.fullmatch(worker_id):
         raise Problem(400, "'worker_id' must be the id in the path: letters, digits and . _ : - only.")
-    if not _URL.fullmatch(record.base_url):
+    if not _is_base_url(record.base_url):
         raise Problem(400, "'base_url' must be http(s)://host:port, without a path.")
     if record.context_length < 1:
         raise Problem(400, "'context_length' must be at least 1.")
     return record
+
+
+def _is_base_url(text: str) -> bool:
+    try:
+        return _URL.fullmatch(text) is not None and bool(URL(text).port)
+    except ValueError:
+        return False

@@ -540,6 +540,22 @@ async def test_an_endpoint_that_cannot_be_reached_is_set_aside(rig: Rig, upstrea
     assert len(good.seen) == 6
 
 
+@pytest.mark.parametrize("url", ["http://h:99999", "http://[", "http://a..b:80"])
+async def test_a_url_that_cannot_be_one_is_as_an_endpoint_that_cannot_be_reached(
+    rig: Rig, upstream: Any, url: str
+) -> None:
+    async def answer(c: Any) -> None:
+        await c.begin()
+        await c.token("a", 1)
+        await c.done()
+
+    good = await upstream(answer)
+    rig.use(url, good.url)
+    for _ in range(2):
+        await read(rig.open())
+    assert len(good.seen) == 2
+
+
 async def test_no_backend_and_an_unreachable_one_are_a_503_with_retry_after(rig: Rig, upstream: Any) -> None:
     exchange = rig.open()
     _, fault = await read_until_fault(exchange)

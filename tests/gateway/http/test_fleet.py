@@ -74,6 +74,9 @@ async def test_records_that_make_no_sense_are_refused(gateway: Any) -> None:
         (json.dumps(record(base_url="file:///etc/passwd")).encode(), 400),
         (json.dumps(record(base_url="http://127.0.0.1:1/path")).encode(), 400),
         (json.dumps(record(base_url="http://user:pass@host")).encode(), 400),
+        (json.dumps(record(base_url="http://h:99999")).encode(), 400),
+        (json.dumps(record(base_url="http://[")).encode(), 400),
+        (json.dumps(record(base_url="http://h]")).encode(), 400),
         (json.dumps(record(pool="undeclared")).encode(), 404),
         (b" " * 100_000, 413),
     ]
