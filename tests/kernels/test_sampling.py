@@ -38,6 +38,16 @@ def test_greedy_takes_the_first_of_equals_and_never_nan() -> None:
     assert greedy(logits).tolist() == [1, 2, 0, 1]
 
 
+def test_greedy_finds_the_largest_wherever_it_stands() -> None:
+    for at in (0, 1, 5, 998, 999):
+        logits = torch.linspace(-3, 3, 1000).roll(500).expand(3, -1).clone()
+        logits[1, at] = 4.0
+        logits[2] = -logits[1]
+        assert greedy(logits).tolist() == [499, at, 500]
+    assert greedy(torch.tensor([[2.0, 2.0, 1.0], [-5.0, -6.0, -5.0], [0.0, 0.0, 0.0]])).tolist() == [0, 0, 0]
+    assert greedy(torch.full((1, 4), -float("inf"))).tolist() == [0]
+
+
 def draw_many(logits: torch.Tensor, temperature: float, top_p: float, count: int = 20_000) -> torch.Tensor:
     uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     full = torch.full((count,), 1.0)
@@ -57,6 +67,16 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     logits = torch.tensor([0.15, 0.5, 0.05, 0.3]).log()
     torch.testing.assert_close(draw_many(logits, 1.0, 0.7), torch.tensor([0, 0.625, 0, 0.375]), atol=2e-4, rtol=0)
     assert draw_many(logits, 1.0, 0.01).tolist() == [0, 1, 0, 0]
+
+
+def test_a_set_that_reaches_top_p_exactly_takes_no_more() -> None:
+    """Probabilities that fp32 holds exactly, so that the sums meet ``top_p`` to the bit."""
+    logits = torch.tensor([0.0, -float("inf"), 0.0, 0.0, 0.0])
+    assert torch.softmax(logits, 0).tolist() == [0.25, 0.0, 0.25, 0.25, 0.25]
+    for top_p, kept in ((0.25, [1, 0, 0, 0, 0]), (0.5, [0.5, 0, 0.5, 0, 0]), (0.75, [1 / 3, 0, 1 / 3, 1 / 3, 0])):
+        torch.testing.assert_close(
+            draw_many(logits, 1.0, top_p), torch.tensor(kept, dtype=torch.float32), atol=1e-4, rtol=0
+        )
 
 
 def test_rows_are_drawn_alike_alone_and_together() -> None:
