@@ -98,7 +98,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
 
     return Litestar(
         route_handlers=[
-            chat_handler(pipeline, max_body_bytes=settings.max_body_bytes),
+            chat_handler(pipeline, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s),
             *model_handlers(pipeline),
             *usage_handlers(tenants, reports_engine),
             *fleet_handlers(registry, catalog, fleet_token=settings.fleet_token),

@@ -35,6 +35,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Secret that workers and gateways share. Without it no worker can register. At least 16 characters."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Larger request bodies are refused with 413 before they are read whole."""
+    body_timeout_s: float = 60.0
+    """Limit for a request's body to arrive whole."""
     ready_needs_backend: bool = False
     """Whether ``/readyz`` waits until some worker has registered. Off behind a load balancer."""
     redis_timeout_s: float = 1.0

@@ -47,8 +47,8 @@ class Client:
         given = self.header(b"x-request-id")
         return given if given is not None and _CORRELATION.fullmatch(given) else None
 
-    async def read_json(self, limit: int) -> bytes:
-        """The whole body. Raises ApiError (413, 415) as soon as it can be told, ClientGone."""
+    async def read_json(self, limit: int, *, within_s: float) -> bytes:
+        """The whole body. Raises ApiError (408, 413, 415) as soon as it can be told, ClientGone."""
         media_type = (self.header(b"content-type") or "application/json").partition(";")[0].strip().lower()
         if media_type != "application/json" and not media_type.endswith("+json"):
             raise ApiError(415, "Send the body as JSON, with 'content-type: application/json'.")
@@ -57,6 +57,18 @@ class Client:
         length = self.header(b"content-length")
         if length is not None and length.isdecimal() and int(length) > limit:
             raise self._too_large(limit)
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._read(limit)
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"The body did not arrive within {within_s:g} s. Send the request again.",
+                code="request_body_timeout",
+                headers={"connection": "close"},
+            ) from None
+
+    async def _read(self, limit: int) -> bytes:
         parts: list[bytes] = []
         size, more = 0, True
         while more:

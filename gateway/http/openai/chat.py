@@ -32,7 +32,7 @@ _STREAM_HEADERS = (("content-type", MEDIA_TYPE), ("cache-control", "no-cache"), 
 _log = structlog.get_logger("gateway.request")
 
 
-def chat_handler(pipeline: Pipeline, *, max_body_bytes: int) -> HTTPRouteHandler:
+def chat_handler(pipeline: Pipeline, *, max_body_bytes: int, body_timeout_s: float) -> HTTPRouteHandler:
     @post(
         "/v1/chat/completions",
         status_code=200,
@@ -43,7 +43,7 @@ def chat_handler(pipeline: Pipeline, *, max_body_bytes: int) -> HTTPRouteHandler
         tags=["Chat"],
     )
     async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
-        return ChatCompletion(pipeline, max_body_bytes)
+        return ChatCompletion(pipeline, max_body_bytes, body_timeout_s)
 
     return chat_completions
 
@@ -51,9 +51,10 @@ def chat_handler(pipeline: Pipeline, *, max_body_bytes: int) -> HTTPRouteHandler
 class ChatCompletion:
     """Answers one request. An ASGI app of its own, for it must see the client's leaving while it works."""
 
-    def __init__(self, pipeline: Pipeline, max_body_bytes: int) -> None:
+    def __init__(self, pipeline: Pipeline, max_body_bytes: int, body_timeout_s: float) -> None:
         self._pipeline = pipeline
         self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
         self._request_id = uuid7()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,7 +81,7 @@ class ChatCompletion:
 
     def _reader(self, client: Client) -> Callable[[], Awaitable[Ask]]:
         async def read() -> Ask:
-            return parse_chat(await client.read_json(self._max_body_bytes))
+            return parse_chat(await client.read_json(self._max_body_bytes, within_s=self._body_timeout_s))
 
         return read
 

@@ -257,6 +257,16 @@ async def test_a_body_that_never_ends_or_a_client_that_leaves_in_it_costs_nothin
     await gateway.rows(1)
 
 
+async def test_a_body_that_does_not_arrive_in_time_is_refused(start_gateway: Any) -> None:
+    async with start_gateway(body_timeout_s=0.2) as gateway:
+        reader, writer = await raw_request(gateway, "content-type: application/json\r\ncontent-length: 100\r\n", b"{")
+        async with asyncio.timeout(20):
+            told = await reader.read()
+        writer.close()
+        assert told.startswith(b"HTTP/1.1 408 ")
+        assert json.loads(told.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_body_timeout"
+
+
 async def test_errors_of_the_framework_speak_openai_too(gateway: Any) -> None:
     async with client_of(gateway) as client:
         for method, path, status in (
