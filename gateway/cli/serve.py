@@ -8,6 +8,9 @@ import sys
 
 import click
 
+KEEP_ALIVE_S = 75
+"""How long an idle connection is kept: longer than proxies keep theirs, which else write into one that is closing."""
+
 
 @click.command()
 @click.option("--host", metavar="ADDRESS", help="Address to listen on; 127.0.0.1 unless the settings say otherwise.")
@@ -41,6 +44,7 @@ def serve(host: str | None, port: int | None) -> None:
         access_log=False,
         log_config=None,
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(settings.drain_s),
     )
     server = uvicorn.Server(config)
