@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -33,3 +33,11 @@ def smollm2_runner(smollm2_path: Path) -> ModelRunner:
     return ModelRunner(
         EngineConfig(model_path=str(smollm2_path), device="cpu", block_size=16, kv_cache_bytes=512 * 737_280)
     )
+
+
+@pytest.fixture(scope="session")
+def reference(smollm2_path: Path) -> Any:
+    """The model as ``transformers`` runs it, on the same de-quantised weights."""
+    from benchmarks.transformers_reference import load_reference
+
+    return load_reference(smollm2_path)

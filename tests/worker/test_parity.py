@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from benchmarks.transformers_reference import load_reference
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.messages import EngineRequest
@@ -59,11 +58,6 @@ def prompts(smollm2_path: Path) -> list[list[int]]:
     lengths = [1, 15, 16, 17, 33, CHUNK, CHUNK + 1, 2 * CHUNK + 10, 250]
     assert len(passage) > max(lengths)
     return [tokenizer.encode(chat, allow_special=True) for chat in chats] + [passage[:n] for n in lengths]
-
-
-@pytest.fixture(scope="module")
-def reference(smollm2_path: Path) -> Any:
-    return load_reference(smollm2_path)
 
 
 def generate(runner: ModelRunner, path: Path, prompts: list[list[int]], chunk: int) -> list[list[int]]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -111,6 +111,26 @@ def test_chunks_give_the_logits_of_the_whole_prompt(driver: Driver) -> None:
     assert driver.tokens([], [driver.span(2, 1)]) == []
     assert driver.tokens([], [driver.span(2, 40)]) == []
     torch.testing.assert_close(driver.logits([], [driver.span(2)]), whole, atol=1e-3, rtol=0)
+
+
+def test_logits_of_long_random_texts_equal_transformers(driver: Driver, reference: Any) -> None:
+    """Texts in which no passage stands twice, over forty scattered blocks, in uneven chunks and then a few decodes:
+    a block read in another's place shows."""
+    texts = [prompt(600, 21), prompt(571, 22)]
+    keys = [50, 51]
+    new = [driver.new(key, tokens) for key, tokens in zip(keys, texts, strict=True)]
+    driver.tokens(new, [driver.span(50, 7), driver.span(51, 190)])
+    driver.tokens([], [driver.span(50, 333), driver.span(51, 180)])
+    steps = [driver.logits([], [driver.span(key) for key in keys])]
+    for _ in range(4):
+        for tokens, row in zip(texts, steps[-1], strict=True):
+            tokens.append(int(row.argmax()))
+        steps.append(driver.logits([], [driver.span(key) for key in keys]))
+    for index, tokens in enumerate(texts):
+        with torch.inference_mode():
+            expected = reference(torch.tensor([tokens]), logits_to_keep=len(steps)).logits[0]
+        ours = torch.stack([rows[index] for rows in steps])
+        torch.testing.assert_close(ours, expected, atol=1e-3, rtol=0)
 
 
 def test_a_sequence_sent_again_goes_on_where_it_was(driver: Driver) -> None:
