@@ -96,8 +96,10 @@ class EngineClient:
         """Why the engine is gone; None while it lives."""
         return self._dead.result() if self._dead.done() else None
 
-    def generate(self, request: EngineRequest) -> Generation:
+    def generate(self, request: EngineRequest, *, progress: bool = False) -> Generation:
         """Hand ``request`` to the engine at once; iterate the result for its outputs.
+
+        ``progress``: whether outputs without tokens come too, which say how far the prompt is computed.
 
         Raises, before anything is sent: RequestRejected (it could never run), QueueFull (``max_running`` +
         ``max_waiting`` requests are open), EngineDead.
@@ -111,7 +113,7 @@ class EngineClient:
         if len(self._open) >= limit:
             raise QueueFull(f"The engine already has {limit} requests open. Try again in a moment.")
         message = encoder.encode(request)  # first: what can't be sent must not hold a place
-        generation = Generation(self, request.request_id)
+        generation = Generation(self, request.request_id, progress=progress)
         self._open[request.request_id] = generation
         self._sender.send(message, zmq.NOBLOCK)
         return generation
@@ -241,9 +243,11 @@ class Generation(AsyncIterator[EngineOutput]):
     tokens drawn after that are thrown away.
     """
 
-    def __init__(self, client: EngineClient, request_id: str) -> None:
+    def __init__(self, client: EngineClient, request_id: str, *, progress: bool) -> None:
         self.request_id = request_id
         self._client = client
+        self._progress = progress
+        self._prefilled: int | None = None
         self._loop = asyncio.get_running_loop()
         self._token_ids: list[int] = []
         self._finish_reason: FinishReason | None = None
@@ -258,8 +262,12 @@ class Generation(AsyncIterator[EngineOutput]):
         while not self._closed:
             if self._token_ids or self._finish_reason is not None:
                 output = EngineOutput(self.request_id, self._token_ids, self._finish_reason)
-                self._token_ids = []
+                self._token_ids, self._prefilled = [], None
                 self._closed = self._finish_reason is not None
+                return output
+            if self._prefilled is not None:
+                output = EngineOutput(self.request_id, [], prefilled=self._prefilled)
+                self._prefilled = None
                 return output
             if self._error is not None:
                 self._closed = True
@@ -288,6 +296,10 @@ class Generation(AsyncIterator[EngineOutput]):
             return  # drawn after the reader left: unread and unbilled
         if output.finish_reason == "error":
             self._error = RequestRejected(output.error or "The engine refused the request.")
+        elif output.prefilled is not None:
+            if not self._progress:
+                return
+            self._prefilled = output.prefilled
         else:
             self._token_ids += output.token_ids
             self._finish_reason = output.finish_reason

@@ -37,7 +37,10 @@ class AbortRequests(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
 
 
 class EngineOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What one request gained. Each request gets exactly one output with a ``finish_reason``: its last."""
+    """What one request gained: tokens, or a chunk of its prompt.
+
+    Each request gets exactly one output with a ``finish_reason``: its last.
+    """
 
     request_id: str
     token_ids: list[int]
@@ -45,6 +48,9 @@ class EngineOutput(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     error: str | None = None
     """With ``finish_reason`` ``error``: what was wrong, in words for the caller."""
+    prefilled: int | None = None
+    """In an output without tokens: how many tokens of the prompt are computed so far. It never falls, not even when
+    they are computed anew after preemption. With the first token, all are."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -100,9 +100,10 @@ def serve(engine: Engine, receiver: zmq.Socket[bytes], send: Callable[[FromEngin
                     outputs.append(refusal(message.request_id, error))
             else:
                 outputs += engine.abort(message.request_ids)
-        if engine.has_work:
+        stepped = engine.has_work
+        if stepped:
             outputs += engine.step()
-        if outputs:
+        if outputs or stepped:
             send(StepOutputs(outputs, engine.stats))
 
 

@@ -58,6 +58,7 @@ class Request:
         "key",
         "max_tokens",
         "num_computed",
+        "num_prefilled",
         "num_prompt",
         "priority",
         "request_id",
@@ -83,6 +84,8 @@ class Request:
         """Names the sequence to the runner; a new one at each admission, -1 while waiting."""
         self.num_computed = 0
         """Tokens whose KV is written."""
+        self.num_prefilled = 0
+        """Most tokens of the prompt that ever were computed: preemption does not take them back."""
         self.block_ids: list[int] = []
 
     @property

@@ -146,7 +146,8 @@ class Scheduler:
         return plan
 
     def update(self, plan: StepPlan, tokens: list[int]) -> list[EngineOutput]:
-        """Retire ``plan`` with the tokens it drew; what each request gained, its end included.
+        """Retire ``plan`` with the tokens it drew; what each request gained, its end included. A chunk of a prompt that
+        draws nothing is an output too.
 
         ``tokens``: one for each span with ``sample``, in the plan's order. Tokens of requests that were aborted in
         the meantime are dropped.
@@ -169,7 +170,13 @@ class Scheduler:
                 continue
             request = request_or_none
             request.num_computed = span.start + span.count
+            prefilled = min(request.num_computed, request.num_prompt)
+            gained = prefilled > request.num_prefilled
+            if gained:
+                request.num_prefilled = prefilled
             if token is None:
+                if gained:
+                    outputs.append(EngineOutput(request.request_id, [], prefilled=prefilled))
                 continue
             request.token_ids.append(token)
             finish_reason: FinishReason | None = None

@@ -1,8 +1,10 @@
 """Token usage, and the meter: running usage that a worker tells the gateway while it generates.
 
 On a request with ``x-penstock-meter: 1`` a worker answers with ``text/event-stream`` whatever ``stream`` says, and
-writes a comment line ``: penstock-meter {"prompt_tokens":9,"completion_tokens":3}`` before each event and whenever
-tokens were generated that show no text yet. The numbers are running totals: the last one counts. A whole answer
+writes a comment line ``: penstock-meter {"prompt_tokens":9,"completion_tokens":3}`` before each event, whenever
+tokens were generated that show no text yet, and after each chunk of a long prompt, whose tokens count once they are
+computed. The numbers are running totals: the last one counts. So an answer may fail after its head and before its
+first event: by an error event, as in its midst. A whole answer
 arrives as one ``data:`` event that holds the JSON body, unchanged, followed by ``data: [DONE]``. The gateway reads
 the comments and drops them.
 """

@@ -73,7 +73,7 @@ async def streamed(
     first = True
     async for update in completion.updates():
         parts: list[bytes] = [encode_meter(completion.meter)] if metered else []
-        if first:
+        if first and completion.completion_tokens:
             parts.append(chunk([ChunkChoice(0, Delta(role="assistant", content=""))]))
             first = False
         if update.text:

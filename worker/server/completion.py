@@ -56,6 +56,7 @@ class Completion:
 
     def __init__(self, prompt_tokens: int, generation: Generation, text: TextStream) -> None:
         self.prompt_tokens = prompt_tokens
+        self._prefilled = 0
         self._generation = generation
         self._text = text
 
@@ -74,12 +75,17 @@ class Completion:
 
     @property
     def meter(self) -> MeterReading:
-        return MeterReading(self.prompt_tokens, self.completion_tokens)
+        """What the engine has done for it so far: of the prompt, too, only the tokens that are computed."""
+        return MeterReading(self._prefilled, self.completion_tokens)
 
     async def updates(self) -> AsyncIterator[Update]:
-        """One for each output of the engine, in order; the last bears the finish reason. Raises ApiError."""
+        """One for each output of the engine, in order; the last bears the finish reason. Raises ApiError.
+
+        Of a metered call also one for each chunk of the prompt that was computed, before any token.
+        """
         try:
             async for output in self._generation:
+                self._prefilled = self.prompt_tokens if output.prefilled is None else output.prefilled
                 text = self._text.push(output.token_ids, output.finish_reason)
                 if self._text.finish_reason is not None:
                     # At a stop string the engine would go on: end it now, however slowly the client reads.
@@ -117,7 +123,7 @@ class ChatService:
             salt=call.salt,
         )
         try:
-            generation = self.engine.generate(request)
+            generation = self.engine.generate(request, progress=call.metered)
         except EngineError as fault:
             raise engine_fault(fault) from fault
         return Completion(len(prompt), generation, TextStream(self._template.tokenizer, parameters.stop))

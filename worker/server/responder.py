@@ -27,8 +27,9 @@ log = structlog.get_logger("penstock.worker")
 class ChatResponder:
     """An ASGI application that answers one request.
 
-    An event stream's headers leave with its first token, so that whatever fails before it has a status of its own;
-    a wait longer than ``keepalive_s`` seconds is filled with comments. Raises ApiError if nothing was sent yet.
+    An event stream's headers leave with its first token, so that whatever fails before it has a status of its own; a
+    metered one's with the first chunk of the prompt, for the meter runs from there. A wait longer than ``keepalive_s``
+    seconds is filled with comments. Raises ApiError if nothing was sent yet.
     """
 
     def __init__(

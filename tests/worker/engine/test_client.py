@@ -160,6 +160,25 @@ async def test_outputs_that_a_slow_reader_left_come_as_one(start: Start) -> None
             await anext(outputs)
 
 
+async def test_the_prefill_is_reported_to_those_who_ask_and_moves_the_stats(start: Start) -> None:
+    client = await start(num_blocks=200, step_s=0.1)
+    r = request("a", 1200, 2)
+    async with client.generate(r, progress=True) as outputs:
+        first = await anext(outputs)
+        assert (first.token_ids, first.prefilled) in [([], 512), ([], 1024)]
+        assert (client.stats.running, client.stats.waiting) == (1, 0)
+        assert client.stats.kv_usage > 0.3
+        assert client.stats.steps >= 1
+        tokens: list[int] = []
+        async for output in outputs:
+            assert output.token_ids or output.prefilled == 1024
+            tokens += output.token_ids
+    assert tokens == text_alone(r.prompt_token_ids, r.sampling, 2)[0]
+    async with client.generate(r) as outputs:
+        async for output in outputs:
+            assert output.token_ids
+
+
 async def test_refuses_before_anything_is_sent(start: Start) -> None:
     client = await start(num_blocks=5, block_size=16, max_running=2, max_waiting=1, step_s=0.005)
     with pytest.raises(RequestRejected, match="together 65; this engine holds at most 64"):

@@ -60,10 +60,10 @@ def test_a_prompt_longer_than_the_budget_runs_in_chunks_and_draws_at_its_end() -
     s.add(request("a", 40, 2))
     plan = s.schedule()
     assert spans(plan) == [(0, 0, 16, False)]
-    assert run(s, plan) == []
+    assert run(s, plan) == [EngineOutput("a", [], prefilled=16)]
     plan = s.schedule()
     assert spans(plan) == [(0, 16, 16, False)]
-    run(s, plan)
+    assert run(s, plan) == [EngineOutput("a", [], prefilled=32)]
     plan = s.schedule()
     assert spans(plan) == [(0, 32, 8, True)]
     assert run(s, plan) == [EngineOutput("a", [9])]
@@ -135,6 +135,30 @@ def test_a_victim_is_of_the_lowest_class_even_if_it_was_there_first() -> None:
     while not s.stats.preemptions:
         run(s, s.schedule())
     assert [r.request_id for r in s._running] == ["high"]
+
+
+def test_a_prompt_computed_anew_is_not_reported_anew() -> None:
+    s = scheduler(10, max_running=2, max_batched_tokens=2)  # 9 blocks of 4
+    s.add(request("old", 4, 12))
+    while not run(s, s.schedule())[0].token_ids:
+        pass
+    s.add(request("new", 24, 2))
+    told: list[int | None] = []
+    tokens = 0
+    while (plan := s.schedule()) is not None:
+        for output in run(s, plan):
+            assert (output.prefilled is None) == bool(output.token_ids)
+            if output.request_id == "new" and output.token_ids:
+                tokens += 1
+            elif output.request_id == "new":
+                assert not tokens
+                told.append(output.prefilled)
+    assert s.stats.preemptions == 1
+    assert tokens == 2
+    assert len(told) > 10
+    assert told == sorted(set(told), key=lambda count: count or 0)
+    assert told[0] == 1
+    assert told[-1] in (22, 23)
 
 
 def test_preempted_requests_wait_before_those_of_their_class_that_came_later() -> None:

@@ -102,6 +102,7 @@ async def scripted(tokenizer: Tokenizer, template: ChatTemplate) -> AsyncIterato
             step_s: float = 0.0,
             max_running: int = 8,
             max_waiting: int = 8,
+            max_batched_tokens: int = 512,
             max_model_len: int = 256,
             token_required: bool = False,
             keepalive_s: float = 10.0,
@@ -109,7 +110,12 @@ async def scripted(tokenizer: Tokenizer, template: ChatTemplate) -> AsyncIterato
         ) -> ScriptedServer:
             script = {"ids": tokenizer.encode(text), "step_s": step_s, "max_model_len": max_model_len}
             engine = await EngineClient.start(
-                EngineConfig(model_path=json.dumps(script), max_running=max_running, max_waiting=max_waiting),
+                EngineConfig(
+                    model_path=json.dumps(script),
+                    max_running=max_running,
+                    max_waiting=max_waiting,
+                    max_batched_tokens=max_batched_tokens,
+                ),
                 command=SCRIPTED,
             )
             stack.push_async_callback(engine.close)

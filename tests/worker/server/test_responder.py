@@ -56,6 +56,60 @@ async def test_metered_answers(scripted: StartScripted, stream: bool) -> None:
     assert strangers.headers["x-request-id"] != "0193-7a"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_is_metered_as_it_is_computed(scripted: StartScripted, stream: bool) -> None:
+    """31 tokens in chunks of 10: whoever leaves in their midst owes those that were computed."""
+    server = await scripted("one two", step_s=0.1, max_batched_tokens=10)
+    headers = FLEET | {"x-penstock-meter": "1"}
+    body = BODY | {"stream": stream}
+    async with http(server) as client:
+        whole = await client.post("/v1/chat/completions", json=body, headers=headers)
+        found = frames(whole.content)
+        readings = [decode_meter(frame.text) for frame in found if isinstance(frame, Comment)]
+        before_event = next(at for at, frame in enumerate(found) if isinstance(frame, Event))
+        expected = [MeterReading(count, 0) for count in (10, 20, 30)] + [MeterReading(31, count) for count in (1, 2, 3)]
+        assert set(readings) <= set(expected)  # some may be one on a slow machine
+        assert readings == sorted(readings, key=expected.index)
+        assert readings[0] in expected[:3]
+        assert readings[-1] == expected[-1]
+        assert stream is (before_event < len(readings))
+        if stream:
+            events = [json.loads(frame.data) for frame in found if isinstance(frame, Event) and frame.data != b"[DONE]"]
+            roles = [event["choices"][0]["delta"].get("role") for event in events]
+            assert roles == ["assistant", None, None, None]
+
+        async with client.stream(
+            "POST", "/v1/chat/completions", json=BODY | {"stream": stream}, headers=headers
+        ) as cut:
+            seen = frames(await anext(cut.aiter_raw()))
+            assert isinstance(seen[0], Comment)
+            assert decode_meter(seen[0].text) in expected[:3]
+        assert await until(lambda: server.engine.open_requests == 0) < 1.0
+
+
+async def test_a_stream_without_meter_begins_with_its_first_token(scripted: StartScripted) -> None:
+    server = await scripted("one", step_s=0.1, max_batched_tokens=10)
+    async with http(server) as client:
+        asking = asyncio.ensure_future(client.post("/v1/chat/completions", json=BODY | {"stream": True}))
+        await until(lambda: server.engine.stats.steps >= 1)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        failed = await asking
+    assert (failed.status_code, error_of(failed.content)["code"]) == (500, "engine_dead")
+
+
+async def test_a_metered_answer_that_fails_before_its_first_token(scripted: StartScripted) -> None:
+    server = await scripted("one", step_s=0.1, max_batched_tokens=10)
+    headers = FLEET | {"x-penstock-meter": "1"}
+    async with http(server) as client, client.stream("POST", "/v1/chat/completions", json=BODY, headers=headers) as cut:
+        received = bytearray()
+        async for piece in cut.aiter_raw():
+            if not received:
+                os.kill(server.engine_pid, signal.SIGKILL)
+            received += piece
+    (event,) = [frame for frame in frames(bytes(received)) if isinstance(frame, Event)]
+    assert error_of(event.data)["code"] == "engine_dead"
+
+
 async def test_a_clamped_output_is_shortened_to_what_fits(scripted: StartScripted) -> None:
     server = await scripted("word" * 50, max_model_len=40)
     async with http(server) as client:
