@@ -8,6 +8,7 @@ No secret has a default.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,26 @@ import msgspec
 
 LOCAL_CONFIG = Path(".penstock/settings.toml")
 _UNPREFIXED = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL"}
+
+
+_TOKEN = re.compile(r"[\x21-\x7e]{16,}")
+_RANGES = {
+    "port": (1, 65535),
+    "max_body_bytes": (1, 1024**3),
+    "body_timeout_s": (0.1, 3600),
+    # Together well below the minute from which on admit.lua takes an opening for a clock that was set back.
+    "redis_timeout_s": (0.01, 10),
+    "lease_renewal_s": (0.01, 30),
+    "lease_s": (0.1, 300),
+    "drain_interval_s": (0.01, 60),
+    "principal_cache_s": (0, 300),
+    "worker_ttl_s": (2, 60),
+    "connect_timeout_s": (0.01, 60),
+    "first_byte_timeout_s": (0.1, 3600),
+    "idle_timeout_s": (0.1, 3600),
+    "keepalive_s": (0.1, 3600),
+    "drain_s": (0, 3600),
+}
 
 
 class SettingsError(Exception):
@@ -63,11 +84,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """On SIGTERM, how long running streams may go on before they are cut."""
 
     def __post_init__(self) -> None:
-        if self.fleet_token is not None and len(self.fleet_token) < 16:
-            raise ValueError("fleet_token must have at least 16 characters; make one with `openssl rand -hex 32`")
-        for name in ("redis_timeout_s", "lease_s", "lease_renewal_s", "drain_interval_s", "worker_ttl_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0")
+        if self.fleet_token is not None and not _TOKEN.fullmatch(self.fleet_token):
+            raise ValueError(
+                "fleet_token must have at least 16 characters, all visible ASCII; make one with `openssl rand -hex 32`"
+            )
+        for name, (least, most) in _RANGES.items():
+            if not least <= getattr(self, name) <= most:  # NaN is in no range
+                raise ValueError(f"{name} must be between {least} and {most}")
         if self.lease_renewal_s * 2 > self.lease_s:
             raise ValueError("lease_s must be at least twice lease_renewal_s, else leases expire between renewals")
 
