@@ -84,6 +84,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """On SIGTERM, how long running streams may go on before they are cut."""
 
     def __post_init__(self) -> None:
+        # Imported here: they take long to load, and `penstock --help` needs none of it.
+        from gateway.admission.redis import Address
+        from gateway.db.engine import psycopg_url
+
+        psycopg_url(self.database_url)
+        Address.parse(self.redis_url)
         if self.fleet_token is not None and not _TOKEN.fullmatch(self.fleet_token):
             raise ValueError(
                 "fleet_token must have at least 16 characters, all visible ASCII; make one with `openssl rand -hex 32`"

@@ -79,17 +79,29 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Raises ValueError, without the password in its text."""
+        """Raises ValueError, without any of the URL in its text."""
+        try:
+            return cls._parse(url)
+        except ValueError:
+            raise ValueError(
+                "REDIS_URL is no Redis URL; write redis://:password@host:6379/0 (or rediss://, or "
+                "unix://:password@/path?db=0), and in the password %2F for /, %23 for #, %3F for ?, %40 for @"
+            ) from None
+
+    @classmethod
+    def _parse(cls, url: str) -> Address:
         parts = urlsplit(url)
         if parts.scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("a Redis URL begins with redis://, rediss:// or unix://")
+            raise ValueError(parts.scheme)
+        if "@" in parts.path + parts.query + parts.fragment:
+            raise ValueError("a sign in the password that ends the host's part of a URL")
         username = unquote(parts.username) if parts.username else None
         password = unquote(parts.password) if parts.password else None
         query = parse_qs(parts.query)
         unix = parts.scheme == "unix"
         named = query.get("db", [""])[0] or ("" if unix else parts.path.strip("/"))
         if named and not named.isdecimal():
-            raise ValueError(f"the database in a Redis URL is a number, not {named!r}")
+            raise ValueError(named)
         database = int(named or 0)
         if unix:
             return cls(path=unquote(parts.path), username=username, password=password, database=database)

@@ -8,7 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from psycopg import AsyncConnection as PsycopgConnection
+from psycopg import ProgrammingError
 from psycopg.abc import PQGen
+from psycopg.conninfo import make_conninfo
 from psycopg.waiting import wait_async
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
@@ -48,8 +50,15 @@ def psycopg_url(url: str) -> URL:
     """
     try:
         parsed = make_url(url)
-    except exc.ArgumentError:
-        raise ValueError("DATABASE_URL is not a URL; write postgresql://user:password@host:5432/name") from None
+        if "@" in f"{parsed.host}{parsed.database}":
+            raise ValueError("a part of the password is taken for the host")
+        make_conninfo(**{name: str(value) for name, value in parsed.query.items()})
+    except (exc.ArgumentError, ValueError, ProgrammingError):
+        # What they say may hold a part of the password.
+        raise ValueError(
+            "DATABASE_URL cannot be read; write postgresql://user:password@host:5432/name, and in the password "
+            "%2F for /, %3A for :, %40 for @"
+        ) from None
     if parsed.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
         raise ValueError(f"DATABASE_URL must begin with postgresql://, not {parsed.drivername}://")
     return parsed.set(drivername="postgresql+psycopg")

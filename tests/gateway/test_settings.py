@@ -33,6 +33,14 @@ def test_a_fleet_token_must_fit_into_a_header(token: str) -> None:
     assert token not in str(caught.value)
 
 
+@pytest.mark.parametrize("variable", ["DATABASE_URL", "REDIS_URL"])
+@pytest.mark.parametrize("url", ["nonsense", "redis://:topsecret/x@h:1/0", "postgresql://:x@topsecret@h:1/0"])
+def test_urls_that_cannot_be_read_are_refused_without_repeating_them(variable: str, url: str) -> None:
+    with pytest.raises(SettingsError, match=variable) as caught:
+        load_settings(ENVIRONMENT | {variable: url})
+    assert "topsecret" not in str(caught.value)
+
+
 def test_settings_are_read_from_the_environment() -> None:
     settings = load_settings(ENVIRONMENT | {"PENSTOCK_PORT": "81", "PENSTOCK_LEASE_S": "20", "PENSTOCK_DRAIN_S": "0"})
     assert (settings.port, settings.lease_s, settings.drain_s) == (81, 20.0, 0.0)

@@ -48,7 +48,19 @@ def test_urls(url: str, address: Address) -> None:
     assert Address.parse(url) == address
 
 
-@pytest.mark.parametrize("url", ["http://:hunter2@h", "redis://:hunter2@h/one"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://:hunter2@h",
+        "redis://:hunter2@h/one",
+        "redis://:hunter2/x@h:1/0",
+        "redis://:hunter2#x@h",
+        "redis://:1#hunter2@h",
+        "redis://:1?hunter2@h",
+        "redis://:hunter2[@h",
+        "redis://:p@h:hunter2/0",
+    ],
+)
 def test_a_wrong_url_does_not_tell_its_password(url: str) -> None:
     with pytest.raises(ValueError, match="Redis URL") as caught:
         Address.parse(url)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -11,6 +14,7 @@ from click.testing import Result
 
 from gateway.billing.drainer import Drainer
 from gateway.billing.usage import UsageEvent
+from gateway.cli import main
 from gateway.clock import SystemClock
 from gateway.local.services import free_port
 from gateway.tenants.keys import parse_key
@@ -231,3 +235,28 @@ def test_a_change_is_made_though_redis_is_away(
     monkeypatch.setenv("REDIS_URL", f"redis://127.0.0.1:{free_port()}/0")
     ok(penstock("tenant", "create", "acme"))
     ok(penstock("tenant", "list"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "command"),
+    [
+        *itertools.product(["DATABASE_URL", "REDIS_URL"], ["tenant list", "serve", "up --data-dir data"]),
+        ("DATABASE_URL", "migrate"),
+    ],
+)
+def test_a_url_that_cannot_be_read_ends_in_one_line_without_its_password(
+    variable: str, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", "postgresql://u:p@127.0.0.1:1/d")
+    monkeypatch.setenv("REDIS_URL", "redis://:p@127.0.0.1:1/0")
+    monkeypatch.setenv(variable, "redis://:topsecret/x@127.0.0.1:1/0")
+    monkeypatch.setattr("sys.argv", ["penstock", *command.split()])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    told = capsys.readouterr().err
+    assert caught.value.code
+    assert told.startswith("Error: ")
+    assert told.count("\n") == 1
+    assert "topsecret" not in told
+    assert variable in told

@@ -54,7 +54,19 @@ def test_the_driver_is_named(scheme: str) -> None:
     )
 
 
-@pytest.mark.parametrize("url", ["", "nonsense", "mysql://u:secret@h/d", "redis://:secret@h"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "nonsense",
+        "mysql://u:secret@h/d",
+        "redis://:secret@h",
+        "postgresql://u:p@secret@h/d",
+        "postgresql://u:p@a/secret@h/d",
+        "postgresql://u@h:secret/d",
+        "postgresql://u:p@h/d?secret=1",
+    ],
+)
 def test_other_urls_are_refused_without_repeating_them(url: str) -> None:
     with pytest.raises(ValueError, match="postgresql://") as caught:
         psycopg_url(url)
