@@ -34,7 +34,7 @@ from worker.engine.messages import (
 from worker.engine.request import EngineError, QueueFull, RequestRejected, check_request
 from worker.execution import threads
 
-__all__ = ["EngineClient", "EngineDead", "EngineError", "Generation", "QueueFull", "RequestRejected"]
+__all__ = ["EngineClient", "EngineDead", "EngineError", "EngineStopped", "Generation", "QueueFull", "RequestRejected"]
 
 ENGINE_COMMAND = (sys.executable, "-m", "worker.engine.process")
 _EXIT_TIMEOUT_S = 5.0
@@ -43,6 +43,10 @@ _LAST_WORDS_TIMEOUT_S = 0.5
 
 class EngineDead(EngineError):
     """The engine process ended, or never became ready. Nothing runs any more: the server should exit."""
+
+
+class EngineStopped(EngineDead):
+    """``EngineClient.close`` ended the engine: its own server is stopping."""
 
 
 class EngineClient:
@@ -63,6 +67,7 @@ class EngineClient:
         self._open: dict[str, Generation] = {}
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._stopped = False
         self._process: asyncio.subprocess.Process | None = None
         self._context = zmq.Context()
         self._directory = tempfile.mkdtemp(prefix="penstock-engine-")  # mode 0700, a fresh name for each instance
@@ -105,7 +110,7 @@ class EngineClient:
         ``max_waiting`` requests are open), EngineDead.
         """
         if self._dead.done():
-            raise EngineDead(self._dead.result())
+            raise self._end()
         check_request(request, max_model_len=self.info.max_model_len, vocab_size=self.info.vocab_size)
         if request.request_id in self._open:
             raise RequestRejected(f"A request with id {request.request_id!r} is open already.")
@@ -123,7 +128,8 @@ class EngineClient:
         await asyncio.wait([self._dead])
 
     async def close(self) -> None:
-        """End the engine process, whatever it does; open generations raise EngineDead."""
+        """End the engine process, whatever it does; open generations raise EngineStopped."""
+        self._stopped |= not self._dead.done()
         self._die("The engine was shut down.")
         process = self._process
         if process is not None:
@@ -223,8 +229,11 @@ class EngineClient:
             return
         self._dead.set_result(reason)
         for generation in self._open.values():
-            generation._fail(EngineDead(reason))
+            generation._fail(self._end())
         self._open.clear()
+
+    def _end(self) -> EngineDead:
+        return (EngineStopped if self._stopped else EngineDead)(self._dead.result())
 
     def _abort(self, request_id: str) -> None:
         """Ask the engine to end a request. It stays open until the engine's answer, and counts as long."""

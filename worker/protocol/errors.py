@@ -70,10 +70,8 @@ def model_not_found(model: str) -> ApiError:
     )
 
 
-def overloaded(message: str, *, retry_after_s: int = 1) -> ApiError:
-    return ApiError(
-        503, message, type="server_error", code="engine_overloaded", headers={"retry-after": str(retry_after_s)}
-    )
+def overloaded(message: str, *, code: str = "engine_overloaded", retry_after_s: int = 1) -> ApiError:
+    return ApiError(503, message, type="server_error", code=code, headers={"retry-after": str(retry_after_s)})
 
 
 def server_error(message: str, *, status: int = 500, code: str = "internal_error") -> ApiError:

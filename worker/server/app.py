@@ -51,7 +51,7 @@ def create_app(
     @post("/chat/completions")
     async def chat_completions(request: Request[Any, Any, Any]) -> ChatResponder:
         if door.draining:
-            raise overloaded("This worker is shutting down. Send the request again.")
+            raise overloaded("The worker is stopping. Send the request again.", code="worker_stopping")
         call = door.call(request.headers)
         body = await request.body()
         if len(body) < _LONG_BODY:

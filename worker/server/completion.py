@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import uuid4
 
-from worker.engine.client import EngineClient, EngineDead, EngineError, Generation, QueueFull, RequestRejected
+from worker.engine.client import (
+    EngineClient,
+    EngineDead,
+    EngineError,
+    EngineStopped,
+    Generation,
+    QueueFull,
+    RequestRejected,
+)
 from worker.engine.messages import EngineRequest
 from worker.engine.output import TextStream
 from worker.protocol.chat import FinishReason
@@ -172,6 +180,8 @@ def engine_fault(fault: EngineError) -> ApiError:
         return overloaded(str(fault))
     if isinstance(fault, RequestRejected):
         return bad_request(str(fault))
+    if isinstance(fault, EngineStopped):
+        return overloaded("The worker is stopping. Send the request again.", code="worker_stopping")
     if isinstance(fault, EngineDead):
         return server_error(
             "The worker's engine stopped while it worked on this request. Send the request again.", code="engine_dead"

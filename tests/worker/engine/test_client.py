@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 from tests.worker.engine.toy_runner import EOS, VOCAB_SIZE, text_alone
-from worker.engine.client import EngineClient, EngineDead, QueueFull, RequestRejected
+from worker.engine.client import EngineClient, EngineDead, EngineStopped, QueueFull, RequestRejected
 from worker.engine.config import EngineConfig
 from worker.engine.messages import EngineRequest
 from worker.engine.plan import SamplingParams
@@ -246,8 +246,10 @@ async def test_a_killed_engine_fails_every_request_clearly(start: Start) -> None
                 pass
     await asyncio.wait_for(client.wait_dead(), 5)
     assert client.dead == "The engine process was killed by signal 9."
-    with pytest.raises(EngineDead):
+    await client.close()
+    with pytest.raises(EngineDead) as late:
         client.generate(request("late"))
+    assert not isinstance(late.value, EngineStopped)
 
 
 async def test_a_step_that_raises_fails_every_request_and_ends_the_process(start: Start, capfd: Any) -> None:
@@ -285,9 +287,11 @@ async def test_close_fails_what_is_open_and_leaves_nothing_behind(start: Start) 
     assert client._process is not None
     pid, directory = client._process.pid, Path(client._directory)
     await client.close()
-    with pytest.raises(EngineDead, match="shut down"):
+    with pytest.raises(EngineStopped, match="shut down"):
         async for _ in generation:
             pass
+    with pytest.raises(EngineStopped):
+        client.generate(request("late"))
     assert not psutil.pid_exists(pid)
     await until(lambda: not directory.exists())
     await client.close()

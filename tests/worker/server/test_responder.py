@@ -235,6 +235,7 @@ async def test_a_draining_worker_ends_what_runs_and_takes_nothing_new(scripted: 
         server.door.draining = True
         refused = await client.post("/v1/chat/completions", json=BODY)
         assert refused.status_code == 503
+        assert error_of(refused.content)["code"] == "worker_stopping"
         assert refused.headers["retry-after"] == "1"
         assert (await client.get("/health")).json()["status"] == "draining"
         assert not running.done()

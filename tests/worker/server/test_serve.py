@@ -76,9 +76,12 @@ async def test_answers_that_outlast_the_drain_are_told_so(own_worker: StartWorke
     worker.process.send_signal(signal.SIGINT)
     assert await ended(worker, 10) == 0
     cut = events((await stream).content)
-    assert json.loads(cut[-1])["error"]["code"] == "engine_dead"
+    error = json.loads(cut[-1])["error"]
+    assert (error["code"], error["message"]) == ("worker_stopping", "The worker is stopping. Send the request again.")
     assert b"[DONE]" not in cut
-    assert (await whole).status_code == 500
+    refused = await whole
+    assert (refused.status_code, refused.json()["error"]) == (503, error)
+    assert refused.headers["retry-after"] == "1"
 
 
 async def test_a_worker_whose_engine_dies_fails_its_answers_and_ends(own_worker: StartWorker, gateway: Gateway) -> None:
