@@ -32,6 +32,8 @@ ESTIMATED_BYTES_PER_TOKEN = 4
 _NOT_FOR_THE_CLIENT = frozenset({401, 403, 404, 405, 407, 408})
 """Refusals that say something about gateway and worker, not about the request."""
 _WORTH_ANOTHER_TRY = frozenset({408, 429})
+_PASSING = frozenset({"engine_overloaded", "worker_stopping"})
+"""Codes of error events that a repetition in a moment may well not meet again: for the client a 503."""
 _RETRY_AFTER = re.compile(r"[\x20-\x7e]{1,64}")
 
 
@@ -327,13 +329,17 @@ def _error_event(data: bytes) -> BackendError | None:
     if not isinstance(error, dict):
         return None
     code = error.get("code")
-    status = code if type(code) is int and 400 <= code < 600 else 502
+    if type(code) is int and 400 <= code < 600:
+        status = code
+    else:
+        status = 503 if isinstance(code, str) and code in _PASSING else 502
     client_fault = status < 500 and status not in _WORTH_ANOTHER_TRY
     return BackendError(
         status,
         msgspec.json.encode({"error": error}),
         code=_error_code(error) or "backend_error",
         retryable=not client_fault,
+        retry_after="1" if status == 503 else None,
     )
 
 

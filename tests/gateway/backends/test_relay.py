@@ -238,6 +238,29 @@ async def test_an_error_event_before_the_first_token_goes_to_the_next_backend(ri
     assert exchange.backend_id == "w1"
 
 
+@pytest.mark.parametrize(("code", "status"), [("worker_stopping", 503), ("engine_dead", 502)])
+async def test_a_prefill_that_fails_is_metered_and_has_a_status(
+    rig: Rig, upstream: Any, code: str, status: int
+) -> None:
+    """The meter runs before the first event; the answer may still fail then as if nothing of it had come."""
+
+    async def fails(c: Any) -> None:
+        await c.begin()
+        await c.meter(512, 0)
+        await eventually(lambda: bool(rig.checkpoints))
+        await c.event(b'{"error":{"message":"no","type":"server_error","param":null,"code":"%s"}}' % code.encode())
+
+    server = await upstream(fails)
+    rig.use(server.url)
+    exchange = rig.open()
+    found, fault = await read_until_fault(exchange)
+    assert found == []
+    assert not exchange.handed_on
+    assert (fault.status, fault.code) == (status, code)
+    assert fault.error().headers == ({"retry-after": "1"} if status == 503 else {})
+    assert rig.checkpoints[0][0] == TokenUsage(512, 0)
+
+
 async def test_an_error_event_with_a_status_keeps_it_and_a_bad_request_is_not_repeated(rig: Rig, upstream: Any) -> None:
     async def refuses(c: Any) -> None:
         await c.begin()
