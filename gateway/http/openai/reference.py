@@ -44,7 +44,7 @@ _REQUEST = Schema(
         "temperature": Schema(type=OpenAPIType.NUMBER, minimum=0, maximum=2, default=1),
         "top_p": Schema(type=OpenAPIType.NUMBER, minimum=0, maximum=1, default=1),
         "seed": Schema(type=OpenAPIType.INTEGER),
-        "stop": Schema(one_of=[_STRING, Schema(type=OpenAPIType.ARRAY, items=_STRING, max_items=4)]),
+        "stop": Schema(one_of=[_STRING, Schema(type=OpenAPIType.ARRAY, items=_STRING, max_items=16)]),
         "n": Schema(type=OpenAPIType.INTEGER, minimum=1, default=1),
     },
     examples=[
@@ -75,7 +75,9 @@ _ERRORS = {
     "400": "The request is not valid; `param` names the field.",
     "401": "No API key, or one that is not valid.",
     "404": "The model does not exist, or this key may not use it.",
+    "408": "The body did not arrive in time.",
     "413": "The body is too large.",
+    "415": "The body is not sent as JSON, or is compressed.",
     "429": "Over a limit (`rate_limit_exceeded`, see `retry-after`) or over the budget (`insufficient_quota`).",
     "503": "No worker is up, or the gateway cannot reach its own services. Try again as `retry-after` says.",
 }
