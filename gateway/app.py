@@ -37,6 +37,8 @@ from gateway.tenants.catalog import Catalog
 from gateway.tenants.service import Tenants
 
 CATALOG_CACHE_S = 5.0
+SCALAR_VERSION = "1.72.1"
+"""Of the script that shows the API reference, and the only thing that the page fetches from elsewhere."""
 
 
 def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
@@ -115,7 +117,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             version=version("penstock"),
             description="An LLM gateway with its own fleet of workers. `/v1` speaks the OpenAI API.",
             path="/docs",
-            render_plugins=[ScalarRenderPlugin(version="1", path="/")],
+            render_plugins=[ScalarRenderPlugin(version=SCALAR_VERSION, css_url="data:text/css,", favicon="", path="/")],
             components=Components(
                 security_schemes={
                     "key": SecurityScheme(type="http", scheme="bearer", description="An API key, `sk-penstock-...`.")

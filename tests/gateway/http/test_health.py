@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import httpx
 from litestar.testing import AsyncTestClient
 
-from gateway.app import create_app
+from gateway.app import SCALAR_VERSION, create_app
 from gateway.http.health import health_handlers
 from gateway.settings import Settings
+from worker.server.parameters import MAX_STOP_STRINGS
 
 
 async def test_health_and_readiness(gateway: Any, upstream: Any) -> None:
@@ -59,10 +61,14 @@ async def test_the_api_is_documented(gateway: Any) -> None:
         assert page.status_code == 200
         assert "text/html" in page.headers["content-type"]
         assert "api-reference" in page.text
+        elsewhere = re.findall(r"(?:src|href)=['\"](https?:[^'\"]*)", page.text)
+        assert elsewhere == [f"https://cdn.jsdelivr.net/npm/@scalar/api-reference@{SCALAR_VERSION}"]
+        assert re.fullmatch(r"\d+\.\d+\.\d+", SCALAR_VERSION)
         schema = (await client.get("/docs/openapi.json")).json()
     chat = schema["paths"]["/v1/chat/completions"]["post"]
     body = chat["requestBody"]["content"]["application/json"]["schema"]
     assert body["required"] == ["model", "messages"]
-    assert {"200", "400", "401", "404", "413", "429", "503"} <= set(chat["responses"])
+    assert body["properties"]["stop"]["oneOf"][1]["maxItems"] == MAX_STOP_STRINGS
+    assert {"200", "400", "401", "404", "408", "413", "415", "429", "503"} <= set(chat["responses"])
     assert {"/v1/models", "/admin/v1/usage", "/healthz", "/readyz"} <= set(schema["paths"])
     assert schema["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
