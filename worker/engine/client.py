@@ -39,6 +39,8 @@ __all__ = ["EngineClient", "EngineDead", "EngineError", "EngineStopped", "Genera
 ENGINE_COMMAND = (sys.executable, "-m", "worker.engine.process")
 _EXIT_TIMEOUT_S = 5.0
 _LAST_WORDS_TIMEOUT_S = 0.5
+_DIRECTORY_PREFIX = "penstock-engine-"
+_LONGEST_SOCKET_PATH = zmq.IPC_PATH_MAX_LEN
 
 
 class EngineDead(EngineError):
@@ -69,8 +71,8 @@ class EngineClient:
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._stopped = False
         self._process: asyncio.subprocess.Process | None = None
+        self._directory = _make_directory()
         self._context = zmq.Context()
-        self._directory = tempfile.mkdtemp(prefix="penstock-engine-")  # mode 0700, a fresh name for each instance
         self._receiver = zmq.asyncio.Context(self._context).socket(zmq.PULL)
         # A plain socket: what is sent never waits, for open requests bound what can be in it.
         self._sender = self._context.socket(zmq.PUSH)
@@ -239,6 +241,21 @@ class EngineClient:
         """Ask the engine to end a request. It stays open until the engine's answer, and counts as long."""
         if request_id in self._open and not self._dead.done():
             self._sender.send(encoder.encode(AbortRequests([request_id])), zmq.NOBLOCK)
+
+
+def _make_directory() -> str:
+    """A folder for one instance's sockets, mode 0700, where their paths are short enough for the system.
+
+    That is the folder for temporary files, or ``/tmp`` if it lies too deep. Raises EngineDead if there is neither.
+    """
+    random_part, longest_name = 8, max(len(INPUT_SOCKET), len(OUTPUT_SOCKET))
+    try:
+        parent = tempfile.gettempdir()
+        if len(os.fsencode(f"{parent}/{_DIRECTORY_PREFIX}/")) + random_part + longest_name > _LONGEST_SOCKET_PATH:
+            parent = "/tmp"
+        return tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX, dir=parent)
+    except OSError as fault:
+        raise EngineDead(f"There is no place for the engine's sockets: {fault}. Set TMPDIR to a folder.") from fault
 
 
 class Generation(AsyncIterator[EngineOutput]):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -94,6 +95,28 @@ async def test_two_engines_side_by_side_do_not_meet(start: Start) -> None:
     assert [tokens for tokens, _ in results] == [text_alone(r.prompt_token_ids, r.sampling, 5)[0] for r in (a, b)]
     assert first._directory != second._directory
     assert os.stat(first._directory).st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("length", [30, 78, 79, 150])
+async def test_a_folder_for_temporary_files_that_lies_too_deep_is_passed_over(
+    length: int, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="p") as short:
+        deep = Path(short) / ("d" * (length - len(short) - 1))
+        deep.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(deep))
+        client = await start()
+        directory = Path(client._directory)
+        assert directory.parent == (deep if length < 79 else Path("/tmp"))
+        assert (await collect(client, request("a")))[1] == "length"
+        await client.close()
+        await until(lambda: not directory.exists())
+
+
+async def test_no_folder_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with pytest.raises(EngineDead, match=r"no place for the engine's sockets.*TMPDIR"):
+        await EngineClient.start(config(), command=TOY)
 
 
 async def test_closing_the_iterator_ends_the_request_in_the_engine(start: Start) -> None:
