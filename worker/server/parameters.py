@@ -16,6 +16,8 @@ from worker.protocol.errors import bad_request
 
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_LENGTH: Final = 1024
+MAX_TOKENS: Final = (1 << 31) - 1
+"""Most that ``max_tokens`` may say: far above every context, and a number that can be written out."""
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """Role in a request -> role in the template: ``developer`` is what newer clients call the system."""
 _SEED_BITS: Final = 63
@@ -55,6 +57,13 @@ _NEUTRAL: Final[dict[str, Callable[[Any], bool]]] = {
     "guided_grammar": _is(),
     "chat_template": _is(),
     "stop_token_ids": _is([]),
+    "bad_words": _is([]),
+    "allowed_token_ids": _is(),
+    "include_stop_str_in_output": _is(False),
+    "add_generation_prompt": _is(True),
+    "continue_final_message": _is(False),
+    "truncate_prompt_tokens": _is(),
+    "echo": _is(False),
 }
 """Fields that would change the answer and that this worker can't obey, each with the values that ask for nothing.
 They are refused by name; fields that are not known at all are ignored, as clients expect."""
@@ -203,7 +212,9 @@ def _max_tokens(request: _Body) -> int | None:
     for name in ("max_tokens", "max_completion_tokens"):
         value = getattr(request, name)
         if value is not None and value < 1:
-            raise bad_request(f"{name!r} is {value}. It must be at least 1.", param=name, code="invalid_value")
+            raise bad_request(f"{name!r} must be at least 1.", param=name, code="invalid_value")
+        if value is not None and value > MAX_TOKENS:
+            raise bad_request(f"{name!r} must be at most {MAX_TOKENS}.", param=name, code="invalid_value")
     # Where a client sends both, the newer name counts.
     return request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
 
