@@ -103,7 +103,7 @@ def _http_error(max_body_bytes: int) -> Callable[[Request[Any, Any, Any], HTTPEx
         elif fault.status_code == 405:
             error = ApiError(405, f"{path} does not take {request.method}.", code="method_not_allowed")
         elif fault.status_code == 413:
-            error = ApiError(413, f"The body is over {max_body_bytes} bytes.", code="body_too_large")
+            error = ApiError(413, f"The body is over {max_body_bytes} bytes.", code="request_too_large")
         else:
             error = ApiError(fault.status_code, str(fault.detail))
         error.headers.update(fault.headers or {})

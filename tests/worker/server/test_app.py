@@ -147,7 +147,7 @@ async def test_models(scripted: StartScripted) -> None:
         ("POST", "/v1/chat/completions", b"{", 400, "invalid_json"),
         ("POST", "/v1/chat/completions", b"[1]", 400, "invalid_json"),
         ("POST", "/v1/chat/completions", b'{"model":"m","messages":[]}', 400, "empty_array"),
-        ("POST", "/v1/chat/completions", b"x" * 1_000_001, 413, "body_too_large"),
+        ("POST", "/v1/chat/completions", b"x" * 1_000_001, 413, "request_too_large"),
         ("GET", "/v1/chat/completions", b"", 405, "method_not_allowed"),
         ("POST", "/v1/elsewhere", b"{}", 404, "not_found"),
         ("GET", "/", b"", 404, "not_found"),
