@@ -1,1 +1,1 @@
-"""Compute kernels: on a CUDA tensor Triton, elsewhere plain torch. Importable without triton and without torch."""
+"""Compute kernels, one file each, in plain torch; what depends on the device is decided here and nowhere else."""
