@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
@@ -22,6 +22,8 @@ from jinja2.utils import Namespace
 
 from worker.server.tokenizer import Tokenizer, UnsupportedTokenizer
 from worker.weights.gguf import GGUFError, GGUFFile
+
+_WIDEST_INDENT: Final = 16
 
 
 class TemplateRefused(ValueError):
@@ -45,8 +47,24 @@ def _strftime_now(pattern: str) -> str:
     return datetime.datetime.now().astimezone().strftime(pattern)
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Sequence[str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Options are the template's to choose, so each is held to its plain type: json takes classes and functions too.
+    if indent is not None and not (type(indent) is int and 0 <= indent <= _WIDEST_INDENT):
+        raise TypeError("indent is a small number or none")
+    if separators is not None:
+        item, key = separators
+        if type(item) is not str or type(key) is not str:
+            raise TypeError("separators are two texts")
+        separators = (item, key)
+    return json.dumps(
+        value, ensure_ascii=bool(ensure_ascii), indent=indent, separators=separators, sort_keys=bool(sort_keys)
+    )
 
 
 class _GuardedNamespace(Namespace):
@@ -109,7 +127,8 @@ class ChatTemplate:
             )
         except _Raised as refused:
             raise TemplateRefused(f"The model's chat template refused the messages: {refused}") from None
-        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as fault:
+        except Exception as fault:
+            # A template is a program from elsewhere: it may fail in any way that Python code can.
             raise TemplateRefused("The model's chat template can't render messages of this form.") from fault
         pieces = self.tokenizer.split_special(rendered)
         return [piece if isinstance(piece, int) else veil.show(piece) for piece in pieces]

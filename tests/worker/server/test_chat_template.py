@@ -112,8 +112,30 @@ def test_what_templates_of_the_hub_use_works(tokenizer: Tokenizer, reference: Pr
         ("{% set n = namespace() %}{% set n.__class__ = 1 %}", "can't render messages"),
         ("{{ messages.append(1) }}", "can't render messages"),
         ("{{ range(10**9) | list }}", "can't render messages"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "can't render messages"),
+        ("{{ messages | tojson(cls=1) }}", "can't render messages"),
+        ("{{ messages | tojson(cls=namespace) }}", "can't render messages"),
+        ("{{ messages | tojson(default=raise_exception) }}", "can't render messages"),
+        ("{{ messages | tojson(indent=10**9) }}", "can't render messages"),
+        ("{{ messages | tojson(indent='x' * 10000) }}", "can't render messages"),
+        ("{{ messages | tojson(separators=[1, 2]) }}", "can't render messages"),
+        ("{{ messages | tojson(separators=5) }}", "can't render messages"),
+        ("{{ namespace(a=1).a.b.c }}", "can't render messages"),
     ],
 )
 def test_trouble_in_a_template_is_a_refusal(tokenizer: Tokenizer, source: str, said: str) -> None:
     with pytest.raises(TemplateRefused, match=said):
         ChatTemplate(source, tokenizer).render([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["", "false", "true, 2", "indent=4", "separators=(',', ':')", "sort_keys=true, separators=[', ', ' = '], indent=1"],
+)
+def test_json_is_written_as_the_reference_writes_it(
+    tokenizer: Tokenizer, reference: PreTrainedTokenizerFast, options: str
+) -> None:
+    source = f"{{{{ [messages[0], {{'b': 1, 'a': [none, 2.5, 'é']}}] | tojson({options}) }}}}"
+    messages = [{"role": "user", "content": "ü"}]
+    expected = reference.apply_chat_template(messages, chat_template=source, tokenize=False)
+    assert ChatTemplate(source, tokenizer).render(messages) == [expected]
