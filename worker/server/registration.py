@@ -28,8 +28,8 @@ class Refused(Exception):
 class Registration:
     """Heartbeats to one gateway.
 
-    Failures are retried with growing pauses and told once: a gateway that is away, or was emptied, needs nothing but
-    the next heartbeat.
+    Failures, a URL that can't be called among them, are retried with growing pauses and told once: a gateway that is
+    away, or was emptied, needs nothing but the next heartbeat.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Registration:
             while True:
                 try:
                     await self._put(session)
-                except (aiohttp.ClientError, TimeoutError, Refused) as fault:
+                except (aiohttp.ClientError, TimeoutError, ValueError, Refused) as fault:
                     self._tell(str(fault) or type(fault).__name__)
                     pause = min(pause * 2, _LONGEST_PAUSE_S)
                 else:
@@ -72,7 +72,7 @@ class Registration:
                 session.delete(self._url, headers=self._headers) as response,
             ):
                 log.info("withdrawn from the gateway", status=response.status)
-        except (aiohttp.ClientError, TimeoutError) as fault:
+        except (aiohttp.ClientError, TimeoutError, ValueError) as fault:
             log.warning("could not withdraw from the gateway", error=str(fault) or type(fault).__name__)
 
     async def _put(self, session: aiohttp.ClientSession) -> None:

@@ -74,10 +74,10 @@ def record(running: int = 0) -> WorkerRecord:
 
 
 @contextlib.asynccontextmanager
-async def running(registration: Registration) -> AsyncIterator[None]:
+async def running(registration: Registration) -> AsyncIterator[asyncio.Future[None]]:
     beating = asyncio.ensure_future(registration.run())
     try:
-        yield
+        yield beating
     finally:
         beating.cancel()
         await asyncio.gather(beating, return_exceptions=True)
@@ -142,3 +142,17 @@ async def test_it_withdraws(gateway: Gateway) -> None:
 async def test_withdrawing_from_a_gateway_that_is_gone_does_not_hold_the_worker_up() -> None:
     async with asyncio.timeout(5):
         await Registration("http://127.0.0.1:9", TOKEN, record).withdraw()
+
+
+@pytest.mark.parametrize("url", ["http://a..b", f"http://{'a' * 64}", "http://[", "http://x:99999"])
+async def test_a_url_that_can_not_be_called_is_trouble_like_any_other(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registration = Registration(url, TOKEN, record, interval_s=0.01)
+    async with running(registration) as beating:
+        await asyncio.sleep(0.05)
+        assert not beating.done()
+    await registration.withdraw()
+    said = capsys.readouterr().out
+    assert said.count("not registered") == 1
+    assert "could not withdraw" in said
