@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import secrets
 import socket
 import sys
 import time
+from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
 _BEGAN = time.monotonic()
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]i?B|B)?", re.IGNORECASE)
+_SIZE = re.compile(r"(?P<number>\d{1,20}(?:\.\d{1,20})?)\s*(?P<unit>[KMGT]i?B|B)?", re.IGNORECASE)
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "KIB": 2**10,
     "MIB": 2**20,
     "GIB": 2**30,
     "TIB": 2**40,
 }
+_LARGEST_SIZE = 2**50
+_WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_OPTIONS = {
+    "kv_cache_bytes": "--kv-cache-size",
+    "max_batched_tokens": "--max-batched-tokens",
+    "max_model_len": "--max-model-len",
+    "max_running": "--max-running",
+    "max_waiting": "--max-waiting",
+}
+"""What the engine's configuration calls a thing -> the option for it."""
 
 
 class Size(click.ParamType[int]):
@@ -35,9 +48,9 @@ class Size(click.ParamType[int]):
         match = _SIZE.fullmatch(str(value).strip())
         if match is None:
             self.fail(f"{value!r} is not a size; write it as 512MiB, 2GB or a number of bytes.", param, ctx)
-        size = int(float(match["number"]) * _UNITS[(match["unit"] or "").upper()])
-        if size < 1:
-            self.fail("it must be above 0.", param, ctx)
+        size = int(Fraction(match["number"]) * _UNITS[(match["unit"] or "").upper()])
+        if not 1 <= size <= _LARGEST_SIZE:
+            self.fail(f"{value!r} is not between 1 byte and {_LARGEST_SIZE >> 40} TiB.", param, ctx)
         return size
 
 
@@ -160,15 +173,24 @@ def serve(
         raise click.UsageError(
             f"--host {host} is reachable from elsewhere: set PENSTOCK_FLEET_TOKEN, so that strangers are kept out."
         )
+    if not host:
+        raise click.UsageError("--host is empty; give an address of this machine, or 0.0.0.0 for all of them.")
     for name, url in (("--gateway-url", gateway_url), ("--advertise-url", advertise_url)):
-        if url is not None and not url.startswith(("http://", "https://")):
-            raise click.UsageError(f"{name} {url} must begin with http:// or https://.")
+        if url is not None:
+            _check_url(name, url)
+    if worker_id is not None and not _WORKER_ID.fullmatch(worker_id):
+        raise click.UsageError("--worker-id may hold letters, digits and . _ : - only, 128 of them at most.")
+    if max_running > max_batched_tokens:
+        raise click.UsageError(
+            f"--max-running {max_running} is above --max-batched-tokens {max_batched_tokens}, but each running request "
+            "takes at least one token of a step."
+        )
     if gateway_url is not None:
         if fleet_token is None:
             raise click.UsageError("--gateway-url needs PENSTOCK_FLEET_TOKEN, the secret shared with the gateway.")
         if pool is None:
             raise click.UsageError("--gateway-url needs --pool, the gateway's pool that this worker joins.")
-        if advertise_url is None and host in ("0.0.0.0", "::"):
+        if advertise_url is None and _is_every_address(host):
             raise click.UsageError(f"--host {host} is no address to call: tell the gateway one with --advertise-url.")
     try:
         path = resolve_model(model)
@@ -193,10 +215,40 @@ def serve(
             gateway_url=gateway_url,
             pool=pool,
             advertise_url=advertise_url,
-            worker_id=worker_id or f"{socket.gethostname()}-{secrets.token_hex(4)}",
+            worker_id=worker_id or _new_worker_id(),
             drain_s=drain_seconds,
         )
     )
+
+
+def _check_url(option: str, url: str) -> None:
+    """Raise UsageError if nothing could ever be reached under ``url``."""
+    if not url.startswith(("http://", "https://")):
+        raise click.UsageError(f"{option} {url} must begin with http:// or https://.")
+    try:
+        parts = urlsplit(url)
+        if not (parts.hostname and parts.port != 0):
+            raise ValueError("it names no host and port")
+        parts.hostname.encode("idna")
+    except ValueError as fault:
+        raise click.UsageError(f"{option} {url} can't be a URL: {fault}. Write it as http://host:port.") from None
+
+
+def _is_every_address(host: str) -> bool:
+    """Whether ``host``, as an address, means all of this machine's; ``0`` and its like included."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        pass
+    try:
+        return not any(socket.inet_aton(host))
+    except OSError:
+        return False
+
+
+def _new_worker_id() -> str:
+    machine = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")[:64] or "worker"
+    return f"{machine}-{secrets.token_hex(4)}"
 
 
 def _name_of(path: Path) -> str:
@@ -217,7 +269,8 @@ def _run(options: Any) -> None:
     try:
         stopped = uvloop.run(serve(options, _BEGAN))
     except (ServeError, EngineDead) as fault:
-        raise click.ClickException(str(fault)) from fault
+        said = re.sub(r"\b\w+\b", lambda word: _OPTIONS.get(word[0], word[0]), str(fault))
+        raise click.ClickException(said) from fault
     if not stopped:
         sys.exit(1)
     log.info("stopped")

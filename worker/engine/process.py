@@ -71,6 +71,9 @@ def run(directory: str, build: Callable[[EngineConfig], ModelRunner]) -> int:
                 engine.info.block_size,
                 engine.info.max_model_len,
             )
+        except (OSError, ValueError) as error:  # as files and sizes that can't be used are told
+            send(Failed(f"The engine could not load {config.model_path}: {error}"))
+            return EXIT_FAILED
         except Exception as error:
             log.exception("the model could not be loaded")
             send(Failed(f"The engine could not load {config.model_path}: {error}"))

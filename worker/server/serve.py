@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import signal
 import socket
@@ -67,8 +68,10 @@ def listen(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
-    except OSError as fault:
+    except (OSError, UnicodeError) as fault:
         bound.close()
+        if not isinstance(fault, OSError):
+            raise ServeError(f"Can't listen on {host}: it is no host's name. Choose another with --host.") from fault
         raise _taken(f"{host}:{port}", fault) from fault
     return bound
 
@@ -83,7 +86,8 @@ def accept(bound: socket.socket) -> None:
 
 
 def _taken(address: str, fault: OSError) -> ServeError:
-    return ServeError(f"Can't listen on {address}: {fault.strerror}. Choose another with --port.")
+    option = "--port" if fault.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+    return ServeError(f"Can't listen on {address}: {fault.strerror or fault}. Choose another with {option}.")
 
 
 def url_of(bound: socket.socket) -> str:

