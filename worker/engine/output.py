@@ -70,14 +70,6 @@ class TextStream:
                 self.finish_reason = "length" if finish_reason == "length" else "stop"
         return "".join(pieces)
 
-    def flush(self) -> str:
-        """What is held back, when no more tokens will come though the sequence did not finish (a fault)."""
-        if self.finish_reason is not None:
-            return ""
-        text = self._release(self._decoder.decode(b"", final=True)) + self._held
-        self._held = ""
-        return text
-
     def _release(self, text: str) -> str:
         """``text`` after what is held, less what must be held now; on a stop, all that stands before it."""
         if not self._matchers:

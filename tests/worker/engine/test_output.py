@@ -113,21 +113,6 @@ def test_a_stop_whose_last_character_is_cut_counts_to_its_last_byte() -> None:
     assert (stream.completion_tokens, stream.finish_reason) == (3, "stop")
 
 
-def test_flush_gives_nothing_once_the_text_is_complete() -> None:
-    for pieces, stop in [([b"an END\xe2"], ["END"]), ([b"an EN", b"D\xe2"], ["END"]), ([b"an \xe2"], [])]:
-        stream, tokens = stream_of(pieces, stop)
-        push_each(stream, tokens)
-        assert stream.finish_reason is not None
-        assert stream.flush() == ""
-
-
-def test_flush_gives_what_a_fault_left_behind() -> None:
-    stream, tokens = stream_of([b"half EN"], ["END"])
-    assert stream.push(tokens) == "half "
-    assert stream.flush() == "EN"
-    assert stream.flush() == ""
-
-
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         TextStream(ByteTokens(), ["a", ""])
