@@ -27,6 +27,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     kv_usage: float = 0.0
     """Share of KV blocks in use, 0 to 1."""
     draining: bool = False
+    """Whether it is about to leave: what runs there goes on, and nothing new is sent to it."""
     version: str = ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Final
@@ -45,6 +46,7 @@ class Registration:
         self._url = f"{gateway_url.rstrip('/')}/internal/v1/workers/{quote(record().worker_id, safe='')}"
         self._headers = {"authorization": f"Bearer {fleet_token}", "content-type": "application/json"}
         self._interval_s = interval_s
+        self._news = asyncio.Event()
         self._trouble: str | None = ""  # what was logged last; None while all is well
 
     async def run(self) -> None:
@@ -61,7 +63,13 @@ class Registration:
                     self._tell(None)
                     pause = self._interval_s
                 # Workers that lost their gateway together must not all come back at the same moment.
-                await asyncio.sleep(pause * random.uniform(0.8, 1.0))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), pause * random.uniform(0.8, 1.0))
+                self._news.clear()
+
+    def beat_now(self) -> None:
+        """Tell the record as it is now, and not only when the next heartbeat is due."""
+        self._news.set()
 
     async def withdraw(self) -> None:
         """Take the record back, so that no further request is sent here. A gateway that is away is left alone."""

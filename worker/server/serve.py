@@ -175,18 +175,20 @@ async def _serve(
         await asyncio.wait({serving, dying, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopped = engine.dead is None
         door.draining = True
+        if stopped:
+            if registration is not None:
+                registration.beat_now()  # no new requests from now on
+            log.info("draining", open_requests=engine.open_requests, limit_s=options.drain_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(door.wait_idle(), options.drain_s)
+        else:
+            log.error("engine dead", reason=engine.dead)
         if registration is not None and beating is not None:
             beating.cancel()
             await asyncio.wait({beating})
             await registration.withdraw()
-        if stopped:
-            log.info("draining", open_requests=engine.open_requests, limit_s=options.drain_s)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(door.wait_idle(), options.drain_s)
-            # What still runs is told that it ends here.
-            await engine.close()
-        else:
-            log.error("engine dead", reason=engine.dead)
+        # What still runs is told that it ends here.
+        await engine.close()
         server.stop()
         stopping.cancel()
     return stopped

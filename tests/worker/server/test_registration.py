@@ -133,6 +133,16 @@ async def test_a_gateway_that_is_not_there_yet_is_waited_for(gateway: Gateway) -
         await late.cleanup()
 
 
+async def test_news_do_not_wait_for_the_next_heartbeat(gateway: Gateway) -> None:
+    load = [1]
+    registration = Registration(gateway.url, TOKEN, lambda: record(load[0]), interval_s=60)
+    async with running(registration):
+        assert (await gateway.next()).running == 1
+        for load[0] in (2, 3):
+            registration.beat_now()
+            assert (await gateway.next(5)).running == load[0]
+
+
 async def test_it_withdraws(gateway: Gateway) -> None:
     await Registration(gateway.url, TOKEN, record).withdraw()
     assert gateway.withdrawn == ["w-1"]

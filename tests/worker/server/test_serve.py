@@ -59,6 +59,9 @@ async def test_sigterm_leaves_the_fleet_first_and_lets_answers_end(own_worker: S
     engine = worker.engine_pid
     worker.process.terminate()
     assert await ended(worker, 15) == 0
+    draining = [record.draining for record in gateway.seen]
+    assert draining == sorted(draining)
+    assert draining[-1]
     assert gateway.withdrawn == ["w-7"]
     assert events((await stream).content)[-1] == b"[DONE]"
     assert (await whole).json()["choices"][0]["finish_reason"] == "stop"
