@@ -29,6 +29,7 @@ def serve(host: str | None, port: int | None) -> None:
     from gateway.app import create_app
     from gateway.settings import load_settings
     from gateway.telemetry import configure_logging
+    from worker.protocol.http_server import HttpProtocol
 
     configure_logging()
     settings = load_settings()
@@ -38,7 +39,7 @@ def serve(host: str | None, port: int | None) -> None:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=HttpProtocol,
         ws="none",
         lifespan="on",
         access_log=False,

@@ -29,6 +29,7 @@ from gateway.tenants.catalog import Catalog
 from gateway.tenants.principal import Limits
 from gateway.tenants.service import Tenants
 from worker.protocol.fleet import WorkerRecord
+from worker.protocol.http_server import HttpProtocol
 from worker.protocol.sse import DONE, encode_event
 from worker.protocol.usage import MeterReading, encode_meter
 
@@ -315,7 +316,7 @@ async def running_gateway(
             create_app(settings, clock=gateway_clock),
             host="127.0.0.1",
             port=0,
-            http="httptools",
+            http=HttpProtocol,
             ws="none",
             lifespan="on",
             access_log=False,

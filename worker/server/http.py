@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import uvicorn
 
+from worker.protocol.http_server import HttpProtocol
+
 _LAST_ANSWERS_S: Final = 2
 """How long, once told to stop, answers in flight get to end; then their connections are cut."""
 _KEEP_ALIVE_S: Final = 75
@@ -22,7 +24,7 @@ class HttpServer:
     def __init__(self, app: Any) -> None:
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=HttpProtocol,
             ws="none",
             lifespan="off",
             access_log=False,

@@ -1,0 +1,208 @@
+"""Connections as bytes, on both event loops that serve them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+import uvloop
+
+from worker.protocol.http_server import HttpProtocol
+
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+WEBSOCKET = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+LIMIT_S = 5.0
+
+
+class Served:
+    """An app that tells what it was asked; ``/wait`` answers only once its client hung up, ``/stream`` in pieces."""
+
+    def __init__(self) -> None:
+        self.address = ("", 0)
+        self.seen: queue.Queue[tuple[str, str, bytes]] = queue.Queue()
+        self.hung_up = threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message["body"], message["more_body"]
+        self.seen.put((scope["method"], scope["path"], body))
+        if scope["path"] == "/wait":
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.hung_up.set()
+        elif scope["path"] == "/stream":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for piece in (b"one ", b"two ", b"three"):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            answer = json.dumps([scope["method"], scope["path"], body.decode()]).encode()
+            headers = [(b"content-length", str(len(answer)).encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": answer})
+
+    def connect(self) -> socket.socket:
+        connection = socket.create_connection(self.address, timeout=LIMIT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def ask(self, *packets: bytes) -> bytes:
+        """What comes back until the server closes, which it is asked to in a last request of its own."""
+        with self.connect() as connection:
+            for packet in packets:
+                connection.sendall(packet)
+                time.sleep(0.02)
+            connection.sendall(b"GET /last HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            return read_all(connection)
+
+    def requests(self) -> list[tuple[str, str, bytes]]:
+        return [self.seen.get_nowait() for _ in range(self.seen.qsize())]
+
+
+def read_all(connection: socket.socket) -> bytes:
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@pytest.fixture(scope="module", params=["asyncio", "uvloop"])
+def server(request: pytest.FixtureRequest) -> Iterator[Served]:
+    app = Served()
+    listener = socket.create_server(("127.0.0.1", 0))
+    app.address = listener.getsockname()
+    config = uvicorn.Config(
+        app, http=HttpProtocol, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=1
+    )
+    running = uvicorn.Server(config)
+    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+
+    def serve() -> None:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(running.serve(sockets=[listener]))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield app
+    running.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture
+def served(server: Served) -> Served:
+    server.requests()
+    server.hung_up.clear()
+    return server
+
+
+def post(path: str, body: bytes, more: bytes = b"", version: str = "1.1") -> tuple[bytes, bytes]:
+    line = f"POST {path} HTTP/{version}\r\nHost: a\r\nContent-Length: {len(body)}\r\n".encode()
+    return line + more + b"\r\n", body
+
+
+LAST = ("GET", "/last", b"")
+
+
+@pytest.mark.parametrize("offer", [H2C, WEBSOCKET], ids=["h2c", "websocket"])
+@pytest.mark.parametrize("body", [b'{"model": "m"}', SMUGGLED, b""], ids=["json", "request", "empty"])
+@pytest.mark.parametrize("cut", ["together", "apart", "within the head", "within the body", "byte by byte"])
+def test_an_upgrade_offer_is_ignored_and_the_body_kept(served: Served, offer: bytes, body: bytes, cut: str) -> None:
+    head, body = post("/upgrade", body, offer)
+    packets = {
+        "together": [head + body],
+        "apart": [head, body],
+        "within the head": [head[:-30], head[-30:] + body],
+        "within the body": [head + body[:5], body[5:]],
+        "byte by byte": [head[:-2], head[-2:-1], head[-1:], body[:1], body[1:2], body[2:]],
+    }[cut]
+    answered = served.ask(*packets)
+    assert served.requests() == [("POST", "/upgrade", body), LAST]
+    assert answered.count(b"HTTP/1.1 200 OK") == 2
+    assert b"101 Switching" not in answered
+
+
+def test_offers_in_a_row_and_among_other_requests_keep_their_order(served: Served) -> None:
+    plain, offered = b"".join(post("/plain", b"p")), b"".join(post("/offer", SMUGGLED, H2C))
+    served.ask(offered + offered + plain + offered + plain)
+    paths = [("POST", "/offer", SMUGGLED)] * 2 + [("POST", "/plain", b"p"), ("POST", "/offer", SMUGGLED)]
+    assert served.requests() == [*paths, ("POST", "/plain", b"p"), LAST]
+
+
+def test_an_offer_with_a_chunked_body(served: Served) -> None:
+    head = b"POST /chunks HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n" + H2C + b"\r\n"
+    served.ask(head + b"%x\r\n" % len(SMUGGLED) + SMUGGLED, b"\r\n2\r\nhi\r\n0\r\n\r\n")
+    assert served.requests() == [("POST", "/chunks", SMUGGLED + b"hi"), LAST]
+
+
+def test_an_offer_before_the_answer_to_a_request_that_runs_changes_nothing_of_it(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(b"".join(post("/first", b"x")) + b"POST /second HTTP/1.1\r\nHost: a\r\n" + H2C)
+        time.sleep(0.05)
+        connection.sendall(b"Connection: close\r\nContent-Length: 3\r\n\r\nabc")
+        answered = read_all(connection)
+    assert served.requests() == [("POST", "/first", b"x"), ("POST", "/second", b"abc")]
+    assert answered.count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_connect_is_refused_and_closes(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n" + SMUGGLED)
+        answered = read_all(connection)
+    assert answered.startswith(b"HTTP/1.1 400 ")
+    assert answered.count(b"HTTP/1.1") == 1
+    assert served.requests() == []
+
+
+@pytest.mark.parametrize("behind", ["together", "apart", "unread"])
+def test_a_hang_up_reaches_the_request_that_runs_though_another_waits(served: Served, behind: str) -> None:
+    with served.connect() as connection:
+        first, second = b"".join(post("/wait", b"1")), b"".join(post("/second", b"2"))
+        if behind == "together":
+            connection.sendall(first + second)
+        else:
+            connection.sendall(first)
+            assert served.seen.get(timeout=LIMIT_S) == ("POST", "/wait", b"1")
+            time.sleep(0.05)
+            connection.sendall(second)
+            if behind != "apart":
+                time.sleep(0.05)
+                connection.sendall(b"".join(post("/third", b"3" * 50_000)))
+        time.sleep(0.1)
+        assert not served.hung_up.is_set()
+    assert served.hung_up.wait(LIMIT_S)
+    assert "/second" not in [path for _, path, _ in served.requests()]
+
+
+def test_a_request_that_waits_is_served_after_a_long_one(served: Served) -> None:
+    """Looking for hang-ups takes a client that only waits for none."""
+    with served.connect() as connection:
+        connection.sendall(b"".join(post("/stream", b"")) + b"".join(post("/second", b"2", b"Connection: close\r\n")))
+        answered = read_all(connection)
+    assert answered.count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_a_stream_to_an_http_1_0_client_ends_with_the_connection(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(b"".join(post("/stream", b"", version="1.0")))
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    assert body == b"one two three"
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+
+
+def test_an_answer_of_known_length_to_an_http_1_0_client_tells_it(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(b"".join(post("/whole", b"b", version="1.0")))
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    assert json.loads(body) == ["POST", "/whole", "b"]
+    assert f"content-length: {len(body)}".encode() in head.lower()

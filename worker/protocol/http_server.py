@@ -1,0 +1,143 @@
+"""HTTP/1 as both programs serve it: uvicorn's protocol, mended where it loses a body or misses a hang-up."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from typing import Any, Final
+
+import httptools
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+_HANGUP_CHECK_S: Final = 0.25
+"""How often a connection with requests waiting is looked at: reading may be paused there, so no end would be seen."""
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection. For ``uvicorn.Config(http=HttpProtocol, ws="none")``.
+
+    - An offer to upgrade the connection is ignored (RFC 9110, section 7.8) and the request served as HTTP/1.1 with its
+      whole body.
+    - A hang-up reaches the request that runs though others wait behind it, within ``_HANGUP_CHECK_S``, unless more was
+      sent ahead than the kernel holds: the client's end then comes behind what nobody reads yet.
+    - An answer of unknown length to an HTTP/1.0 client, which knows no chunks, ends with the connection.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._running: RequestResponseCycle | None = None
+        self._hangup_check: asyncio.TimerHandle | None = None
+        self.parser = self._new_parser()
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        # As uvicorn sets it: what follows a request that closes the connection is no error.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    # Upgrade offers. The parser takes what follows such a head for another protocol and gives up there; it cannot be
+    # told otherwise. So it is given the head again, as it understood it, without the offer.
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                try:
+                    self.parser.feed_data(data)
+                    return
+                except httptools.HttpParserUpgrade as offer:
+                    data = data[offer.args[0] :]
+                    if self.parser.get_method() == b"CONNECT":
+                        self.send_400_response("This is no proxy: CONNECT is not served.")
+                        return
+                    self._parse_without_offer()
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _parse_without_offer(self) -> None:
+        """Raises HttpParserError."""
+        head = [b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        head += [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        head.append(b"\r\n")
+        # A fresh one: the old one remembers that this request had no body.
+        self.parser = self._new_parser()
+        self.parser.feed_data(b"".join(head))
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        super().on_headers_complete()
+        if self.pipeline and self._hangup_check is None:
+            self._hangup_check = self.loop.call_later(_HANGUP_CHECK_S, self._check_hangup)
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    # Hang-ups
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._hangup_check is not None:
+            self._hangup_check.cancel()
+        self._disconnect()
+        super().connection_lost(exc)
+
+    def _disconnect(self) -> None:
+        """Tell the request that runs; forget those that wait."""
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def _check_hangup(self) -> None:
+        self._hangup_check = None
+        if not self.pipeline or self.transport.is_closing():
+            return
+        if _peer_closed(self.transport):
+            self._disconnect()
+            self.transport.close()
+        else:
+            self._hangup_check = self.loop.call_later(_HANGUP_CHECK_S, self._check_hangup)
+
+
+def _peer_closed(transport: asyncio.Transport) -> bool:
+    """Whether the peer sends no more, though what it sent before was not read yet."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))  # an error or a full hang-up is reported too
+
+
+def _unchunked(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """``app``, whose answers end with the connection unless they tell their length."""
+
+    async def serve(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        length_told = True
+
+        async def send_plain(message: ASGISendEvent) -> None:
+            nonlocal length_told
+            if message["type"] == "http.response.start":
+                length_told = any(name.lower() == b"content-length" for name, _ in message.get("headers", []))
+                if not length_told:
+                    cycle.chunked_encoding = False
+            elif message["type"] == "http.response.body" and not length_told:
+                # uvicorn counts down to zero what is left of the length.
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return serve
