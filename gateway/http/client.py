@@ -6,11 +6,13 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable
 
-from litestar.types import Receive, Scope, Send
+import structlog
+from litestar.types import HTTPSendMessage, Receive, Scope, Send
 
 from worker.protocol.errors import ApiError
 
 _CORRELATION = re.compile(r"[\x21-\x7e]{1,128}")
+_log = structlog.get_logger("gateway.request")
 
 Headers = Iterable[tuple[str, str]]
 
@@ -31,6 +33,7 @@ class Client:
         self._send = send
         self._headers = {name.lower(): value for name, value in scope["headers"]}
         self._finished = False
+        self._left: Callable[[], None] | None = None
         self.started = False
         """Whether the head of the answer left."""
 
@@ -92,8 +95,12 @@ class Client:
             headers={"connection": "close"},
         )
 
-    async def watch(self, left: Callable[[], None], *, at_most_s: float) -> None:
-        """Wait until the caller hangs up, or has taken over ``at_most_s``; call ``left`` and raise ClientGone.
+    def on_leaving(self, left: Callable[[], None]) -> None:
+        """``left`` is called before a ClientGone that ``watch`` or what sends raises."""
+        self._left = left
+
+    async def watch(self, *, at_most_s: float) -> None:
+        """Wait until the caller hangs up, or has taken over ``at_most_s``; raise ClientGone.
 
         Returns only when the answer was sent whole. Run it beside the work, in a task group, after the body was read.
         """
@@ -104,12 +111,26 @@ class Client:
         except TimeoutError:
             pass
         if not self._finished:
-            left()
-            raise ClientGone
+            raise self._gone()
+
+    def _gone(self) -> ClientGone:
+        if self._left is not None:
+            self._left()
+        return ClientGone()
+
+    async def _transmit(self, message: HTTPSendMessage) -> None:
+        """Raises ClientGone."""
+        try:
+            await self._send(message)
+        except (OSError, RuntimeError) as fault:
+            # Which of them a closed connection raises is the event loop's affair.
+            _log.info("client_unreachable", error=str(fault))
+            raise self._gone() from fault
 
     async def start(self, status: int, headers: Headers) -> None:
+        """Send the head. Like all that sends, raises ClientGone."""
         self.started = True
-        await self._send(
+        await self._transmit(
             {
                 "type": "http.response.start",
                 "status": status,
@@ -118,11 +139,11 @@ class Client:
         )
 
     async def write(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._transmit({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
         self._finished = True
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        await self._transmit({"type": "http.response.body", "body": data, "more_body": False})
 
     async def answer(self, status: int, body: bytes, headers: Headers = (), *, media_type: str) -> None:
         """A whole answer."""

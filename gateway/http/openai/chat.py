@@ -64,16 +64,19 @@ class ChatCompletion:
                 Call(self._request_id, client.bearer(), client.correlation(), self._reader(client))
             )
         except ApiError as error:
-            await self._refuse(client, error)
+            with contextlib.suppress(ClientGone):
+                await self._refuse(client, error)
             return
         except ClientGone:
             return
         except Exception:
-            await self._fail(client)
+            with contextlib.suppress(ClientGone):
+                await self._fail(client)
             return
+        client.on_leaving(answer.left)
         try:
             async with asyncio.TaskGroup() as group:
-                watcher = group.create_task(client.watch(answer.left, at_most_s=answer.timeout_s + SEND_GRACE_S))
+                watcher = group.create_task(client.watch(at_most_s=answer.timeout_s + SEND_GRACE_S))
                 await self._deliver(client, answer)
                 watcher.cancel()
         except* ClientGone:
@@ -93,6 +96,8 @@ class ChatCompletion:
                 else:
                     body = await answer.whole()
                     await client.answer(200, body, self._headers(answer), media_type=JSON)
+        except ClientGone:
+            raise
         except ApiError as error:
             await self._refuse(client, error, answer)
         except asyncio.CancelledError:
