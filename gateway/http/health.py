@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
-from litestar import Response, get
+from litestar import Response, get, head
 from litestar.handlers import HTTPRouteHandler
 
 CHECK_TIMEOUT_S = 2.0
@@ -44,7 +44,16 @@ def health_handlers(
         state["backends"] = alive
         return Response(msgspec.json.encode(state), status_code=200 if ready else 503, media_type="application/json")
 
-    return [healthz, readyz]
+    @head("/healthz", include_in_schema=False)
+    async def healthz_head() -> None:
+        return None
+
+    @head("/readyz", include_in_schema=False)
+    async def readyz_head() -> Response[None]:
+        told: Response[bytes] = await readyz.fn()
+        return Response(None, status_code=told.status_code)
+
+    return [healthz, readyz, healthz_head, readyz_head]
 
 
 class _Readings:

@@ -39,7 +39,7 @@ async def test_many_who_ask_at_once_share_one_check() -> None:
         checks += 1
         await asyncio.sleep(0.01)
 
-    _, readyz = health_handlers({"redis": check}, lambda: 0, needs_backend=False)
+    _, readyz, *_ = health_handlers({"redis": check}, lambda: 0, needs_backend=False)
     answers = await asyncio.gather(*(readyz.fn() for _ in range(100)))
     assert {answer.status_code for answer in answers} == {200}
     assert checks == 1
@@ -51,8 +51,13 @@ async def test_readiness_may_wait_for_a_backend(start_gateway: Any, upstream: An
     async with start_gateway(ready_needs_backend=True) as gateway, httpx.AsyncClient(base_url=gateway.url) as client:
         answer = await client.get("/readyz")
         assert (answer.status_code, answer.json()["status"]) == (503, "unready")
+        answer = await client.head("/readyz")
+        assert (answer.status_code, answer.content) == (503, b"")
         await gateway.register(await upstream(nothing))
         assert (await client.get("/readyz")).status_code == 200
+        for path in ("/healthz", "/readyz"):
+            answer = await client.head(path)
+            assert (answer.status_code, answer.content) == (200, b"")
 
 
 async def test_the_api_is_documented(gateway: Any) -> None:
