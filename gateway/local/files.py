@@ -74,6 +74,11 @@ class DataDir:
         self.settings = self.path / "settings.toml"
         self.environment = self.path / "env"
 
+    def renew_logs(self) -> None:
+        """Begin all logs anew, so that they do not grow for ever; those of the last run stay beside as ``.log.1``."""
+        for log in self.logs.glob("*.log"):
+            log.replace(log.with_name(log.name + ".1"))
+
     def fleet_token(self) -> str:
         """The token of the last start, so that workers started by hand find their gateway again; else a new one."""
         kept = self._kept_settings().get("fleet_token")

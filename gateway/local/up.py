@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import http.client
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -17,6 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import redis
+
+from gateway.admission.redis import Address
 from gateway.local.files import AlreadyRunning, Credentials, DataDir
 from gateway.local.seed import MODEL, POOL, TENANT, seed
 from gateway.local.services import (
@@ -29,6 +34,7 @@ from gateway.local.services import (
     spawn,
 )
 from gateway.local.supervisor import Child, ChildFailed, StopRequested, Supervisor
+from gateway.settings import LOCAL_CONFIG
 
 _READY_LIMIT_S = 180.0
 _PORT_PATIENCE_S = 10.0
@@ -104,6 +110,9 @@ class LocalPenstock:
     def _start(self) -> Credentials:
         options = self._options
         self._say(f"Penstock starts. Data: {self._files.path}  Logs: {self._files.logs}")
+        self._files.renew_logs()
+        if options.redis_url:
+            _check_redis(options.redis_url)
         self._fleet_token = self._files.fleet_token()
         # The worker first: it takes longest to load, and waits for the gateway by itself.
         self._worker = self._child("worker", self._launch_worker, stop_limit_s=2.0)
@@ -206,7 +215,9 @@ class LocalPenstock:
 
     def _banner(self, credentials: Credentials) -> None:
         folder = _relative(self._files.path)
-        penstock = _relative(Path(_program("penstock")))
+        penstock = str(_relative(Path(_program("penstock"))))
+        if self._files.settings != LOCAL_CONFIG.resolve():
+            penstock = f"PENSTOCK_CONFIG={shlex.quote(str(_relative(self._files.settings)))} {penstock}"
         message = {"role": "user", "content": "What is the capital of France?"}
         question = {"model": MODEL, "stream": True, "temperature": 0, "messages": [message]}
         self._say(f"""
@@ -240,6 +251,16 @@ def _program(name: str) -> str:
 
 def _relative(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _check_redis(url: str) -> None:
+    """Raises UpError, which does not tell the password. Before anything else begins: all of it would be in vain."""
+    try:
+        Address.parse(url)
+        with contextlib.closing(redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5)) as client:
+            client.ping()
+    except (redis.RedisError, OSError, ValueError) as fault:
+        raise UpError(f"the Redis cannot be used: {fault}") from fault
 
 
 def _can_bind(host: str, port: int) -> bool:

@@ -86,3 +86,15 @@ def test_a_damaged_environment_file_counts_as_none(tmp_path: Path) -> None:
 def test_the_folder_is_closed_to_others(tmp_path: Path) -> None:
     folder = DataDir(tmp_path / "new")
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+
+
+def test_logs_begin_anew_and_the_last_ones_stay(tmp_path: Path) -> None:
+    data = DataDir(tmp_path)
+    log, last = data.logs / "gateway.log", data.logs / "gateway.log.1"
+    for run in ("first", "second"):
+        log.write_text(run)
+        data.renew_logs()
+        assert not log.exists()
+        assert last.read_text() == run
+    data.renew_logs()
+    assert last.read_text() == "second", "there was nothing newer"

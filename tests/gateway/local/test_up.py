@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 
-from gateway.local.files import DataDir
+from gateway.local.files import Credentials, DataDir
 from gateway.local.services import free_port
+from gateway.local.up import LocalPenstock, UpOptions
 
 PENSTOCK = Path(sys.executable).with_name("penstock")
 MARK = "PENSTOCK_TEST_MARK"
@@ -126,6 +128,32 @@ def test_a_database_that_is_away_is_named_and_what_was_started_is_stopped(up: Up
     said = up.refused()
     assert "the database cannot be used" in said
     assert "secret-word" not in said
+
+
+@pytest.mark.parametrize("scheme", ["redis", "http"])
+def test_a_redis_that_is_away_or_no_redis_is_named_before_anything_is_kept(
+    up: Up, empty_database_url: str, scheme: str
+) -> None:
+    url = f"{scheme}://:secret-word@127.0.0.1:{free_port()}/0"
+    up.environment |= {"DATABASE_URL": empty_database_url, "REDIS_URL": url}
+    said = up.refused()
+    assert ("the Redis cannot be used" if scheme == "redis" else "REDIS_URL is no Redis URL") in said
+    assert "secret-word" not in said
+    assert not (up.folder / ".penstock" / "env").exists()
+    with psycopg.connect(empty_database_url) as connection:
+        tables = connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone()
+    assert tables == (0,), "nothing was migrated"
+
+
+def test_the_usage_command_of_the_banner_names_data_that_lies_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, prefix in ((".penstock", ""), ("else where", "PENSTOCK_CONFIG='else where/settings.toml' ")):
+        said: list[str] = []
+        local = LocalPenstock(UpOptions(Path(folder), "127.0.0.1", 8080, None, None), said.append)
+        local._banner(Credentials("key", "admin-key"))
+        assert f"  Usage     {prefix}{PENSTOCK} usage --tenant demo\n" in said[0]
 
 
 def test_a_child_that_fails_at_the_start_shows_the_end_of_its_log(
