@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -99,7 +99,7 @@ class ChatTemplate:
     """One model's template with its tokenizer. Safe to use from several threads."""
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
-        """``source``: the Jinja text. Raises jinja2.TemplateSyntaxError."""
+        """``source``: the Jinja text. Raises jinja2.TemplateSyntaxError, and whatever its constant parts raise."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
         )
@@ -148,11 +148,19 @@ def load_chat_template(path: Path) -> ChatTemplate:
     """The template and tokenizer of a GGUF file. Raises UnusableModel."""
     try:
         metadata = GGUFFile(path).metadata
-        return ChatTemplate(metadata["tokenizer.chat_template"], Tokenizer.from_gguf(metadata))
+        source = metadata["tokenizer.chat_template"]
+        tokenizer = Tokenizer.from_gguf(metadata)
     except KeyError as missing:
         raise UnusableModel(f"{path} can't serve chats: it has no metadata {missing}.") from missing
-    except (OSError, GGUFError, UnsupportedTokenizer, TemplateSyntaxError) as fault:
+    except (OSError, GGUFError, UnsupportedTokenizer) as fault:
         raise UnusableModel(f"{path} can't be served: {fault}") from fault
+    if type(source) is not str:
+        raise UnusableModel(f"{path} can't serve chats: its chat template is no text.")
+    try:
+        return ChatTemplate(source, tokenizer)
+    except Exception as fault:
+        # Compiling already runs the parts of a template that are constant: it may fail in any way, as rendering may.
+        raise UnusableModel(f"{path} can't serve chats: its template can't be compiled: {fault}") from fault
 
 
 class _Veil:

@@ -47,6 +47,13 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(rest)}
 
 
+def _list_of(kind: type, metadata: Mapping[str, Any], name: str) -> list[Any]:
+    found = metadata[f"tokenizer.ggml.{name}"]
+    if type(found) is not list or any(type(item) is not kind for item in found):
+        raise UnsupportedTokenizer(f"tokenizer.ggml.{name} is no list of {kind.__name__}")
+    return found
+
+
 class Tokenizer:
     """One model's vocabulary. Safe to use from several threads; encoding holds the GIL for no long time.
 
@@ -73,6 +80,11 @@ class Tokenizer:
         if pre not in _SPLIT_PATTERNS:
             known = ", ".join(sorted(_SPLIT_PATTERNS))
             raise UnsupportedTokenizer(f"pre-tokenizer {pre!r} is not supported (these are: {known})")
+        if not tokens or len(token_types) != len(tokens):
+            raise UnsupportedTokenizer(f"{len(tokens)} tokens with {len(token_types)} types are no vocabulary")
+        for token_id in (bos_token_id, eos_token_id):
+            if token_id is not None and not (type(token_id) is int and 0 <= token_id < len(tokens)):
+                raise UnsupportedTokenizer(f"the vocabulary of {len(tokens)} tokens has no token {token_id!r}")
         self.vocab_size = len(tokens)
         self.special_tokens = {
             text: at for at, text in enumerate(tokens) if token_types[at] in (_CONTROL, _USER_DEFINED)
@@ -87,7 +99,13 @@ class Tokenizer:
         special_ids = set(self.special_tokens.values())
         for at, text in enumerate(tokens):
             if at in special_ids:
-                self._bytes.append(text.encode() if token_types[at] == _USER_DEFINED else b"")
+                try:
+                    spelled = text.encode()
+                except UnicodeEncodeError:
+                    spelled = b""
+                if not spelled:
+                    raise UnsupportedTokenizer(f"special token {at} ({text!r}) is no text that a template can place")
+                self._bytes.append(spelled if token_types[at] == _USER_DEFINED else b"")
                 continue
             try:
                 spelled = bytes([alphabet[character] for character in text])
@@ -109,16 +127,20 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
-        """Build from the ``tokenizer.ggml.*`` entries. Raises UnsupportedTokenizer."""
+        """Build from the ``tokenizer.ggml.*`` entries. Raises UnsupportedTokenizer, and KeyError for a missing one."""
         model = metadata.get("tokenizer.ggml.model")
         if model != "gpt2":
             raise UnsupportedTokenizer(f"tokenizer model {model!r} is not supported, only byte-level BPE ('gpt2') is")
-        tokens = metadata["tokenizer.ggml.tokens"]
+        tokens = _list_of(str, metadata, "tokens")
+        token_types = _list_of(int, metadata, "token_type") if "tokenizer.ggml.token_type" in metadata else []
+        pre = metadata.get("tokenizer.ggml.pre", "")
+        if type(pre) is not str:
+            raise UnsupportedTokenizer("tokenizer.ggml.pre is no text")
         return cls(
             tokens,
-            metadata["tokenizer.ggml.merges"],
-            metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens),
-            metadata.get("tokenizer.ggml.pre", ""),
+            _list_of(str, metadata, "merges"),
+            token_types or [1] * len(tokens),
+            pre,
             bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
             eos_token_id=metadata.get("tokenizer.ggml.eos_token_id"),
         )

@@ -225,6 +225,8 @@ class GGUFFile:
             if not 1 <= dimensions <= _MAX_DIMENSIONS:
                 raise GGUFError(f"tensor {name!r} has {dimensions} dimensions")
             shape = tuple(reversed([cursor.u64() for _ in range(dimensions)]))
+            if not all(shape):
+                raise GGUFError(f"tensor {name!r} is empty: its shape is {shape}")
             number = cursor.u32()
             try:
                 kind = GGMLType(number)
@@ -232,9 +234,9 @@ class GGUFFile:
                 raise GGUFError(f"tensor {name!r} has the unknown type {number}") from None
             places.append((name, kind, shape, cursor.u64()))
 
-        alignment = int(self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
-        if alignment <= 0:
-            raise GGUFError(f"general.alignment is {alignment}")
+        alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or alignment <= 0:
+            raise GGUFError("general.alignment is no number of bytes")
         start = -(-cursor.offset // alignment) * alignment
         data = np.frombuffer(buffer, np.uint8)
         self.tensors: dict[str, GGUFTensor] = {}

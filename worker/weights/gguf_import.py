@@ -5,8 +5,9 @@ Block formats: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from worker.model.config import DecoderConfig
 from worker.model.quantization import AffineInt, Weight, stack_rows
 from worker.model.weights import DecoderWeights, LayerWeights
 from worker.weights.gguf import GGMLType, GGUFError, GGUFFile, GGUFTensor
+
+_MOST: Final = 1 << 31
+"""Above every count that a model's shape holds."""
 
 
 def import_tensor(tensor: GGUFTensor) -> Weight:
@@ -67,38 +71,50 @@ def _codes(blocks: np.ndarray[Any, np.dtype[np.uint8]], offset: int) -> torch.Te
 
 
 def decoder_config(metadata: dict[str, Any]) -> DecoderConfig:
-    """The model's shape. Raises ``GGUFError`` if a key is missing or the architecture is not known."""
+    """The model's shape. Raises ``GGUFError`` if a value is missing or can't be, or the architecture is not known."""
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
         raise GGUFError(f"architecture {architecture!r} is not supported (llama is)")
 
-    def value(name: str, default: Any = None) -> Any:
+    def number(name: str, default: float | None = None) -> float:
         found = metadata.get(f"llama.{name}", default)
         if found is None:
             raise GGUFError(f"the metadata lacks llama.{name}")
-        return found
+        if type(found) not in (int, float) or not 0 < found < math.inf:
+            raise GGUFError(f"llama.{name} is no number above 0")
+        return float(found)
+
+    def count(name: str, default: int | None = None) -> int:
+        found = number(name, default)
+        if not (found.is_integer() and found < _MOST):
+            raise GGUFError(f"llama.{name} is {found:g}, no whole number below {_MOST}")
+        return int(found)
 
     if metadata.get("llama.rope.scaling.type", "none") != "none":
         raise GGUFError("scaled rotary embedding (llama.rope.scaling) is not supported")
-    heads = int(value("attention.head_count"))
-    hidden = int(value("embedding_length"))
-    head_dim = int(value("attention.key_length", hidden // heads))
-    if int(value("rope.dimension_count", head_dim)) != head_dim:
+    heads = count("attention.head_count")
+    hidden = count("embedding_length")
+    head_dim = count("attention.key_length", hidden // heads)
+    if count("rope.dimension_count", head_dim) != head_dim:
         raise GGUFError("rotary embedding of a part of each head is not supported")
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    vocab_size = count("vocab_size", len(tokens) if type(tokens) is list else None)
     ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    if any(end is not None and (type(end) is not int or not 0 <= end < vocab_size) for end in ends):
+        raise GGUFError(f"an end token of {ends} is none of the vocabulary's {vocab_size}")
     return DecoderConfig(
         architecture=architecture,
-        num_layers=int(value("block_count")),
+        num_layers=count("block_count"),
         hidden_size=hidden,
-        mlp_size=int(value("feed_forward_length")),
+        mlp_size=count("feed_forward_length"),
         num_heads=heads,
-        num_kv_heads=int(value("attention.head_count_kv", heads)),
+        num_kv_heads=count("attention.head_count_kv", heads),
         head_dim=head_dim,
-        vocab_size=int(value("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ())))),
-        context_length=int(value("context_length")),
-        rope_base=float(value("rope.freq_base", 10000.0)),
-        norm_epsilon=float(value("attention.layer_norm_rms_epsilon")),
-        eos_token_ids=tuple(dict.fromkeys(int(end) for end in ends if end is not None)),
+        vocab_size=vocab_size,
+        context_length=count("context_length"),
+        rope_base=number("rope.freq_base", 10000.0),
+        norm_epsilon=number("attention.layer_norm_rms_epsilon"),
+        eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
     )
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from tests.worker.server.test_tokenizer import WILD
-from worker.server.chat_template import ChatTemplate, TemplateRefused
+from worker.server.chat_template import ChatTemplate, TemplateRefused, UnusableModel, load_chat_template
 from worker.server.tokenizer import Tokenizer
 
 ORDINARY = [text for text in WILD if "<|" not in text and "<repo" not in text]
@@ -139,3 +144,79 @@ def test_json_is_written_as_the_reference_writes_it(
     messages = [{"role": "user", "content": "ü"}]
     expected = reference.apply_chat_template(messages, chat_template=source, tokenize=False)
     assert ChatTemplate(source, tokenizer).render(messages) == [expected]
+
+
+def encoded(value: Any) -> tuple[int, bytes]:
+    """A metadata value as a GGUF file holds it: its type and its bytes."""
+    if isinstance(value, str):
+        data = value.encode(errors="surrogateescape")
+        return 8, struct.pack("<Q", len(data)) + data
+    if isinstance(value, list):
+        items = [encoded(item) for item in value]
+        kind = items[0][0] if items else 4
+        return 9, struct.pack("<IQ", kind, len(items)) + b"".join(data for _, data in items)
+    return (6, struct.pack("<f", value)) if isinstance(value, float) else (5, struct.pack("<i", value))
+
+
+PREFIX = "tokenizer.ggml."
+LETTERS = [chr(code) for code in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))]
+SMALL: dict[str, Any] = {
+    "general.alignment": 32,
+    f"{PREFIX}model": "gpt2",
+    f"{PREFIX}pre": "smollm",
+    f"{PREFIX}tokens": [*LETTERS, "ab", "<|end|>"],
+    f"{PREFIX}merges": ["a b"],
+    f"{PREFIX}token_type": [1] * (len(LETTERS) + 1) + [3],
+    f"{PREFIX}eos_token_id": len(LETTERS) + 1,
+    "tokenizer.chat_template": "{{ messages[0].content }}{{ eos_token }}",
+}
+
+
+def small_file(folder: Path, changes: dict[str, Any]) -> Path:
+    path = folder / "small.gguf"
+    fields = [(name, *encoded(value)) for name, value in (SMALL | changes).items() if value is not None]
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, len(fields))
+    path.write_bytes(head + b"".join(encoded(name)[1] + struct.pack("<I", kind) + data for name, kind, data in fields))
+    return path
+
+
+def test_a_small_model_is_usable(tmp_path: Path) -> None:
+    template = load_chat_template(small_file(tmp_path, {}))
+    assert template.encode([{"role": "user", "content": "ab!"}]) == [len(LETTERS), 0, len(LETTERS) + 1]
+    assert load_chat_template(small_file(tmp_path, {f"{PREFIX}token_type": None})).tokenizer.special_tokens == {}
+
+
+@pytest.mark.parametrize("value", ["x", 7, 99_999, -1, math.nan, [], [5], ["x"], [[1]]], ids=repr)
+@pytest.mark.parametrize("name", SMALL)
+def test_metadata_of_any_type_makes_a_model_usable_or_not(tmp_path: Path, name: str, value: Any) -> None:
+    """Whatever stands in a file, the one who starts the worker gets one sentence."""
+    try:
+        load_chat_template(small_file(tmp_path, {name: value}))
+    except UnusableModel as refused:
+        assert "small.gguf" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({f"{PREFIX}tokens": 7}, "tokens is no list of str"),
+        ({f"{PREFIX}tokens": []}, "0 tokens"),
+        ({f"{PREFIX}tokens": None}, "no metadata"),
+        ({f"{PREFIX}merges": [5]}, "merges is no list of str"),
+        ({f"{PREFIX}token_type": [1]}, "with 1 types"),
+        ({f"{PREFIX}token_type": 1}, "token_type is no list of int"),
+        ({f"{PREFIX}pre": ["smollm"]}, "pre is no text"),
+        ({f"{PREFIX}eos_token_id": 99_999}, "has no token 99999"),
+        ({f"{PREFIX}bos_token_id": -1}, "has no token -1"),
+        ({f"{PREFIX}tokens": [*LETTERS, "ab", ""]}, "special token"),
+        ({f"{PREFIX}tokens": [*LETTERS, "ab", "\udcff"]}, "special token"),
+        ({"tokenizer.chat_template": 7}, "template is no text"),
+        ({"tokenizer.chat_template": "{% if %}"}, "can't be compiled"),
+        ({"tokenizer.chat_template": "{% for a in b %}" * 40 + "{% endfor %}" * 40}, "can't be compiled"),
+        ({"tokenizer.chat_template": "(" * 3 + "{{ " + "(" * 5000}, "can't be compiled"),
+        ({"general.alignment": 0}, "alignment"),
+    ],
+)
+def test_an_unusable_model_is_told_in_one_sentence(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnusableModel, match=said):
+        load_chat_template(small_file(tmp_path, changes))

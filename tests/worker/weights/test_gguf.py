@@ -10,7 +10,7 @@ import torch
 
 from worker.model.quantization import AffineInt
 from worker.weights.gguf import GGMLType, GGUFError, GGUFFile
-from worker.weights.gguf_import import import_tensor, load_decoder
+from worker.weights.gguf_import import decoder_config, import_tensor, load_decoder
 from worker.weights.source import ModelNotFound, resolve_model
 
 
@@ -139,6 +139,53 @@ def test_a_model_of_another_architecture_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, [("general.architecture", 8, text("mamba"))], [])
     with pytest.raises(GGUFError, match="'mamba' is not supported"):
         load_decoder(path)
+
+
+def test_tensors_and_alignments_that_can_not_be_are_refused(tmp_path: Path) -> None:
+    for shape in ((0, 32), (2, 0), (2**62, 0)):
+        path = write(tmp_path, [], [("t", shape, GGMLType.F32, b"")])
+        with pytest.raises(GGUFError, match=r"model\.gguf: tensor 't' is empty"):
+            GGUFFile(path)
+    wrong = [
+        (8, text("x")),
+        (6, struct.pack("<f", float("nan"))),
+        (4, bytes(4)),
+        (5, struct.pack("<i", -1)),
+        (7, b"\1"),
+    ]
+    for kind, value in [*wrong, (9, struct.pack("<IQ", 8, 0))]:
+        path = write(tmp_path, [("general.alignment", kind, value)], [])
+        with pytest.raises(GGUFError, match="alignment is no number of bytes"):
+            GGUFFile(path)
+
+
+SHAPE: dict[str, Any] = {
+    "general.architecture": "llama",
+    "tokenizer.ggml.tokens": ["a", "b", "c"],
+    "llama.block_count": 2,
+    "llama.context_length": 64,
+    "llama.embedding_length": 8,
+    "llama.feed_forward_length": 16,
+    "llama.attention.head_count": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+}
+
+
+def test_a_shape_is_read_with_its_defaults() -> None:
+    config = decoder_config(SHAPE | {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 2})
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (2, 2, 4, 3)
+    assert (config.rope_base, config.norm_epsilon, config.eos_token_ids) == (10000.0, 1e-5, (2,))
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**40, 1.5, float("nan"), float("inf"), True, "x", [], [1], None])
+def test_numbers_of_a_shape_that_can_not_be_are_refused(value: Any) -> None:
+    for name in SHAPE:
+        if name.startswith("llama.") and "epsilon" not in name:
+            with pytest.raises(GGUFError, match=name):
+                decoder_config(SHAPE | {name: value})
+    if value not in (0, None):  # a token's id may be 0, or be missing
+        with pytest.raises(GGUFError, match="end token"):
+            decoder_config(SHAPE | {"tokenizer.ggml.eos_token_id": value})
 
 
 def test_resolve_model(tmp_path: Path) -> None:
