@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime
 from importlib.metadata import version
-from uuid import UUID
 
 from litestar import Litestar
 from litestar.openapi import OpenAPIConfig
@@ -14,12 +12,11 @@ from litestar.openapi.plugins import ScalarRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 from sqlalchemy import text
 
-from gateway.admission.service import Admission
+from gateway.admission.wiring import create_admission
 from gateway.backends.fleet_worker import FleetWorker
 from gateway.backends.relay import Relay, TimeLimits
 from gateway.backends.transport import Transport
 from gateway.billing.drainer import Drainer
-from gateway.billing.reports import charged_between
 from gateway.clock import Clock, SystemClock
 from gateway.db.engine import create_engine, transaction
 from gateway.db.migrate import check_schema
@@ -48,18 +45,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     # Sums over the ledger may take long. Nobody's key or budget waits for a connection until reports are done.
     budgets_engine = create_engine(settings.database_url, pool_size=4)
     reports_engine = create_engine(settings.database_url, pool_size=2)
-
-    async def spent(tenant_id: UUID, start: datetime, end: datetime, excluding: Collection[UUID]) -> int:
-        return await charged_between(budgets_engine, tenant_id, start, end, excluding=excluding)
-
-    admission = Admission(
-        settings.redis_url,
-        clock,
-        lease_s=settings.lease_s,
-        renewal_s=settings.lease_renewal_s,
-        timeout_s=settings.redis_timeout_s,
-        spent=spent,
-    )
+    admission = create_admission(settings, budgets_engine, clock)
     tenants = Tenants(engine, clock, cache_s=settings.principal_cache_s, announce=admission.announce_generation)
     catalog = Catalog(engine, clock, cache_s=CATALOG_CACHE_S)
     registry = Registry(settings.redis_url, ttl_s=settings.worker_ttl_s, timeout_s=settings.redis_timeout_s)

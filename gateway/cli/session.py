@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TypeVar
-from uuid import UUID
 
 import click
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.admission.service import Admission
-from gateway.billing.reports import InvalidRange, charged_between
+from gateway.admission.wiring import create_admission
+from gateway.billing.reports import InvalidRange
 from gateway.clock import Clock, SystemClock
 from gateway.db.engine import DatabaseUnavailable, create_engine
 from gateway.settings import Settings, load_settings
@@ -40,18 +38,7 @@ async def open_session(settings: Settings) -> AsyncIterator[Session]:
     """Changes made through it are announced to every gateway through Redis."""
     engine = create_engine(settings.database_url, pool_size=2)
     clock = SystemClock()
-
-    async def spent(tenant_id: UUID, start: datetime, end: datetime, excluding: Collection[UUID]) -> int:
-        return await charged_between(engine, tenant_id, start, end, excluding=excluding)
-
-    admission = Admission(
-        settings.redis_url,
-        clock,
-        lease_s=settings.lease_s,
-        renewal_s=settings.lease_renewal_s,
-        timeout_s=settings.redis_timeout_s,
-        spent=spent,
-    )
+    admission = create_admission(settings, engine, clock)
     try:
         tenants = Tenants(engine, clock, announce=admission.announce_generation)
         yield Session(engine, clock, tenants, Catalog(engine, clock))
