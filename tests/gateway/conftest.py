@@ -252,23 +252,26 @@ class Gateway:
     catalog: Catalog
     engine: AsyncEngine
     registry: Registry
+    registered: set[str] = field(default_factory=set, kw_only=True)
     server: _Server
 
     async def register(self, upstream: Upstream, worker_id: str = "w1", *, model: str = "m") -> None:
         await self.registry.register(
             WorkerRecord(worker_id=worker_id, pool="pool", base_url=upstream.url, model=model, context_length=1000)
         )
-        await self._settle_view({worker_id})
+        self.registered.add(worker_id)
+        await self._settle_view()
 
     async def withdraw(self, worker_id: str = "w1") -> None:
         await self.registry.withdraw(worker_id)
+        self.registered.discard(worker_id)
 
-    async def _settle_view(self, expected: set[str]) -> None:
+    async def _settle_view(self) -> None:
         """Wait until the gateway's own copy of the registry has them."""
         async with asyncio.timeout(5), httpx.AsyncClient() as client:
             while True:
                 state = (await client.get(self.url + "/readyz")).json()
-                if state["backends"] >= len(expected):
+                if state["backends"] >= len(self.registered):
                     return
                 await asyncio.sleep(0.02)
 

@@ -216,6 +216,29 @@ async def ask_raw(gateway: Any, **fields: Any) -> tuple[asyncio.StreamReader, as
     return await raw_request(gateway, f"content-type: application/json\r\ncontent-length: {len(body)}\r\n", body)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_hang_up_is_seen_though_another_request_waits_behind(gateway: Any, upstream: Any, stream: bool) -> None:
+    closed: list[float] = []
+
+    async def generates(c: Any) -> None:
+        await c.begin()
+        await c.meter(9, 3)
+        closed.append(await c.wait_closed_by_peer())
+
+    await gateway.register(await upstream(generates))
+    body = json.dumps(ASK | {"stream": stream}).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {gateway.key}\r\n"
+    request = head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(request + request)
+    await asyncio.sleep(0.3)
+    assert not closed
+    writer.close()
+    await eventually(lambda: bool(closed))
+    (row,) = await gateway.rows()
+    assert (row.status, row.completion_tokens) == ("aborted", 3)
+
+
 async def test_a_body_over_the_limit_is_refused_before_it_is_read(start_gateway: Any, upstream: Any) -> None:
     async with start_gateway(max_body_bytes=1000) as gateway:
         json_type = "content-type: application/json\r\n"
