@@ -305,7 +305,7 @@ async def test_errors_of_the_framework_speak_openai_too(gateway: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("phase", ["before the head", "before the first event", "in the middle"])
+@pytest.mark.parametrize("phase", ["before the head", "before the first event", "in the prompt", "in the middle"])
 async def test_a_hang_up_reaches_the_worker_within_a_second(
     start_gateway: Any, upstream: Any, stream: bool, phase: str
 ) -> None:
@@ -315,6 +315,8 @@ async def test_a_hang_up_reaches_the_worker_within_a_second(
     async def generates(c: Any) -> None:
         if phase != "before the head":
             await c.begin()
+        if phase == "in the prompt":
+            await c.meter(5, 0)
         if phase == "in the middle":
             await c.meter(9, 3)
             if stream:
@@ -334,7 +336,8 @@ async def test_a_hang_up_reaches_the_worker_within_a_second(
         assert row.status == "aborted"
         tokens = {True: 4, False: 3}[stream] if phase == "in the middle" else 0
         assert row.completion_tokens == tokens
-        assert row.charged_nano_usd == (9000 + tokens * 2000 if tokens else 0)
+        assert row.prompt_tokens == {"in the prompt": 5, "in the middle": 9}.get(phase, 0)
+        assert row.charged_nano_usd == row.prompt_tokens * 1000 + tokens * 2000
         async with client_of(gateway) as client:  # the slot is free again
             assert (await client.post(PATH, json=ASK)).status_code == 200
 
