@@ -51,6 +51,8 @@ def parse_chat(raw: bytes) -> Ask:
 
 
 def _object(raw: bytes) -> Body:
+    if not raw.strip():
+        raise bad_request("The body is empty. Send a JSON object with 'model' and 'messages'.")
     try:
         beside_messages = len(raw) - len(bytes(_longest_decoder.decode(raw).messages))
         if beside_messages > MAX_BESIDE_MESSAGES:

@@ -146,6 +146,12 @@ def test_only_messages_may_be_large() -> None:
     )
 
 
+@pytest.mark.parametrize("raw", [b"", b" \n"])
+def test_an_empty_body_is_called_so(raw: bytes) -> None:
+    with pytest.raises(ApiError, match="is empty"):
+        parse_chat(raw)
+
+
 def test_missing_fields_are_named() -> None:
     assert refused(b'{"messages":[{}]}').body.param == "model"
     assert refused(b'{"model":"m"}').body.param == "messages"
