@@ -65,7 +65,8 @@ async def own_redis(services_dir: Path) -> AsyncIterator[EmbeddedRedis]:
 
 @pytest.fixture
 async def own_postgres(services_dir: Path) -> AsyncIterator[EmbeddedPostgres]:
-    service = EmbeddedPostgres(services_dir / "postgres", durable=False)
+    # Durable, since tests kill it: what it had acknowledged must still be there.
+    service = EmbeddedPostgres(services_dir / "postgres")
     await asyncio.to_thread(lambda: upgrade(service.start()))
     yield service
     await asyncio.to_thread(service.stop)
