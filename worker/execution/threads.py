@@ -2,8 +2,10 @@
 
 By default OpenMP's threads spin while they wait for each other. When the gateway, the databases or another worker want
 the same cores, a spinning thread keeps the very thread it waits for from running, and a step takes many times longer.
-``environment`` makes them spin briefly, then sleep. OpenMP reads it when torch is loaded, so whoever starts the engine
-process passes it there; setting it inside the process is too late.
+``environment`` makes them spin briefly, then sleep. It also keeps each thread on a core of its own where the engine has
+all cores to itself (a woken thread is otherwise often put on the core of the one that woke it), and asks for huge
+pages: a decode step reads every weight once, and small pages cost it a tenth of its time or more. OpenMP and torch read
+these when torch is loaded, so whoever starts the engine process passes them there; inside the process it is too late.
 """
 
 from __future__ import annotations
@@ -22,12 +24,17 @@ def default_threads() -> int:
 
 
 def environment(threads: int | None, base: Mapping[str, str]) -> dict[str, str]:
-    """``base`` with the variables of OpenMP that an engine process wants; what ``base`` already sets is kept."""
+    """``base`` with the variables that an engine process wants; what ``base`` already sets is kept."""
+    count = threads or default_threads()
     wanted = {
-        "OMP_NUM_THREADS": str(threads or default_threads()),
+        "OMP_NUM_THREADS": str(count),
         "GOMP_SPINCOUNT": str(_SPIN_COUNT),
-        "MKL_NUM_THREADS": str(threads or default_threads()),
+        "MKL_NUM_THREADS": str(count),
+        "THP_MEM_ALLOC_ENABLE": "1",
     }
+    # Bound threads of two engines that share a machine would all sit on its first cores.
+    if 1 < count == default_threads() == os.cpu_count():
+        wanted["OMP_PROC_BIND"] = "true"
     return {**wanted, **base}
 
 
