@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def spawn(
         )
 
 
-class EmbeddedService:
+class EmbeddedService(ABC):
     """What both services share: one child, found ready by asking it, stopped by a signal."""
 
     name = ""
@@ -93,8 +94,9 @@ class EmbeddedService:
         self._port: int | None = None
 
     @property
+    @abstractmethod
     def url(self) -> str:
-        raise NotImplementedError
+        """Where clients find the service, its password included."""
 
     @property
     def port(self) -> int:
@@ -186,14 +188,17 @@ class EmbeddedService:
                 raise ServiceError(f"{self.name} did not answer in {_START_LIMIT_S:.0f} s; see {self.log}")
             time.sleep(_POLL_S)
 
+    @abstractmethod
     def _prepare(self) -> None:
-        raise NotImplementedError
+        """Make what the service needs before it can start."""
 
+    @abstractmethod
     def _spawn(self) -> subprocess.Popen[bytes]:
-        raise NotImplementedError
+        """Start the child."""
 
+    @abstractmethod
     def _answers(self) -> bool:
-        raise NotImplementedError
+        """Whether the service takes requests."""
 
 
 class EmbeddedPostgres(EmbeddedService):
