@@ -153,7 +153,7 @@ def profile(runner: ModelRunner, batch: int, out: TextIO, context: int = 64, ste
     for key in range(batch):
         prompt = [source.randrange(100, runner.vocab_size) for _ in range(context)]
         first = 1 + key * blocks
-        span = Span(key, 0, context, list(range(first, first + blocks)), True)
+        span = Span(key, 0, context, [list(range(first, first + blocks))], True)
         runner.sample(runner.forward(StepPlan(0, [NewSequence(key, prompt, GREEDY)], [span], [])))
 
     def step(index: int) -> None:

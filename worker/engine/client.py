@@ -8,9 +8,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Literal, Self
 
 import msgspec
 import zmq
@@ -21,20 +21,43 @@ from worker.engine.messages import (
     INPUT_SOCKET,
     OUTPUT_SOCKET,
     AbortRequests,
+    Control,
+    ControlDone,
     EngineInfo,
     EngineOutput,
     EngineRequest,
     EngineStats,
     Failed,
-    FinishReason,
+    KVEventBatch,
     Ready,
     encoder,
     from_engine_decoder,
 )
-from worker.engine.request import EngineError, QueueFull, RequestRejected, check_request
+from worker.engine.plan import TokenLogprobs
+from worker.engine.request import (
+    ControlRefused,
+    EngineError,
+    GrammarFailed,
+    QueueFull,
+    QueueTimeout,
+    RequestRejected,
+    check_request,
+)
 from worker.execution import threads
+from worker.protocol.kv_events import KVEvent
 
-__all__ = ["EngineClient", "EngineDead", "EngineError", "EngineStopped", "Generation", "QueueFull", "RequestRejected"]
+__all__ = [
+    "ControlRefused",
+    "EngineClient",
+    "EngineDead",
+    "EngineError",
+    "EngineStopped",
+    "Generation",
+    "GrammarFailed",
+    "QueueFull",
+    "QueueTimeout",
+    "RequestRejected",
+]
 
 ENGINE_COMMAND = (sys.executable, "-m", "worker.engine.process")
 _EXIT_TIMEOUT_S = 5.0
@@ -66,6 +89,10 @@ class EngineClient:
         self._command = command
         self.stats = EngineStats()
         """The engine after its latest step."""
+        self.on_kv_events: Callable[[list[KVEvent]], None] | None = None
+        """Called with each batch of changes of the prefix cache, if the configuration asks for them."""
+        self._controls: dict[int, asyncio.Future[None]] = {}
+        self._next_control = 0
         self._open: dict[str, Generation] = {}
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
@@ -124,6 +151,30 @@ class EngineClient:
         self._open[request.request_id] = generation
         self._sender.send(message, zmq.NOBLOCK)
         return generation
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give up the KV pool and the weights (see ``Control``). Raises ControlRefused, EngineDead."""
+        await self._control("sleep", level)
+
+    async def wake(self) -> None:
+        """Undo ``sleep``; nothing happens to an engine that is awake. Raises ControlRefused, EngineDead."""
+        await self._control("wake")
+
+    async def reset_cache(self) -> None:
+        """Forget every cached block that is not in use. Raises ControlRefused, EngineDead."""
+        await self._control("reset_cache")
+
+    async def _control(self, action: Literal["sleep", "wake", "reset_cache"], level: int = 1) -> None:
+        if self._dead.done():
+            raise self._end()
+        self._next_control += 1
+        control = Control(self._next_control, action, level)
+        done = self._controls[control.id] = asyncio.get_running_loop().create_future()
+        self._sender.send(encoder.encode(control), zmq.NOBLOCK)
+        try:
+            await done
+        finally:
+            del self._controls[control.id]
 
     async def wait_dead(self) -> None:
         """Return once the engine is gone, expected or not; ``dead`` then says why."""
@@ -201,13 +252,29 @@ class EngineClient:
                 return
             if isinstance(message, Ready):
                 self._ready.set_result(message.info)
-            elif not self._dead.done():  # else nobody is left to hear it
+            elif self._dead.done():
+                return  # nobody is left to hear it
+            elif isinstance(message, ControlDone):
+                self._control_done(message)
+            elif isinstance(message, KVEventBatch):
+                if self.on_kv_events is not None:
+                    self.on_kv_events(message.events)
+            else:
                 self.stats = message.stats
                 for output in message.outputs:
                     generation = self._open[output.request_id]
                     if output.finish_reason is not None:
                         del self._open[output.request_id]
                     generation._deliver(output)
+
+    def _control_done(self, message: ControlDone) -> None:
+        done = self._controls.get(message.id)
+        if done is None or done.done():
+            return  # whoever asked has gone
+        if message.error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(ControlRefused(message.error))
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Tell everyone when the process ends."""
@@ -233,6 +300,9 @@ class EngineClient:
         for generation in self._open.values():
             generation._fail(self._end())
         self._open.clear()
+        for done in self._controls.values():
+            if not done.done():
+                done.set_exception(self._end())
 
     def _end(self) -> EngineDead:
         return (EngineStopped if self._stopped else EngineDead)(self._dead.result())
@@ -258,12 +328,16 @@ def _make_directory() -> str:
         raise EngineDead(f"There is no place for the engine's sockets: {fault}. Set TMPDIR to a folder.") from fault
 
 
+_ERRORS: Final[dict[str | None, type[EngineError]]] = {"queue_timeout": QueueTimeout, "grammar": GrammarFailed}
+
+
 class Generation(AsyncIterator[EngineOutput]):
     """The outputs of one request.
 
     Outputs that a slow reader has not taken are merged into one, so that at most ``max_tokens`` ids wait. The last
-    output has ``finish_reason`` ``stop`` or ``length``; trouble is raised instead (EngineDead, RequestRejected),
-    after the tokens that came before it. Waiting may be cancelled (a timeout for a keep-alive) and taken up again.
+    output has ``finish_reason`` ``stop`` or ``length``; trouble is raised instead (EngineDead, RequestRejected,
+    QueueTimeout, GrammarFailed), after the tokens that came before it. Waiting may be cancelled (a timeout for a
+    keep-alive) and taken up again.
 
     Close it (``async with``, ``aclose``) when nobody wants more: the request ends in the engine at once, and
     tokens drawn after that are thrown away.
@@ -273,10 +347,7 @@ class Generation(AsyncIterator[EngineOutput]):
         self.request_id = request_id
         self._client = client
         self._progress = progress
-        self._prefilled: int | None = None
-        self._loop = asyncio.get_running_loop()
-        self._token_ids: list[int] = []
-        self._finish_reason: FinishReason | None = None
+        self._next: EngineOutput | None = None
         self._error: EngineError | None = None
         self._closed = False
         self._news = asyncio.Event()
@@ -286,14 +357,10 @@ class Generation(AsyncIterator[EngineOutput]):
 
     async def __anext__(self) -> EngineOutput:
         while not self._closed:
-            if self._token_ids or self._finish_reason is not None:
-                output = EngineOutput(self.request_id, self._token_ids, self._finish_reason)
-                self._token_ids, self._prefilled = [], None
-                self._closed = self._finish_reason is not None
-                return output
-            if self._prefilled is not None:
-                output = EngineOutput(self.request_id, [], prefilled=self._prefilled)
-                self._prefilled = None
+            output = self._next
+            if output is not None and (self._progress or not _is_progress(output)):
+                self._next = None
+                self._closed = output.finish_reason is not None
                 return output
             if self._error is not None:
                 self._closed = True
@@ -321,16 +388,44 @@ class Generation(AsyncIterator[EngineOutput]):
         if self._closed:
             return  # drawn after the reader left: unread and unbilled
         if output.finish_reason == "error":
-            self._error = RequestRejected(output.error or "The engine refused the request.")
-        elif output.prefilled is not None:
-            if not self._progress:
-                return
-            self._prefilled = output.prefilled
+            kind = _ERRORS.get(output.error_kind, RequestRejected)
+            self._error = kind(output.error or "The engine refused the request.")
         else:
-            self._token_ids += output.token_ids
-            self._finish_reason = output.finish_reason
+            self._next = output if self._next is None else _merge(self._next, output)
         self._news.set()
 
     def _fail(self, error: EngineError) -> None:
         self._error = error
         self._news.set()
+
+
+def _is_progress(output: EngineOutput) -> bool:
+    """Whether an output says nothing but how far the prompt is computed."""
+    return not output.token_ids and output.finish_reason is None
+
+
+def _merge(first: EngineOutput, then: EngineOutput) -> EngineOutput:
+    """Two outputs of one request as one."""
+    return EngineOutput(
+        request_id=then.request_id,
+        token_ids=first.token_ids + then.token_ids,
+        finish_reason=then.finish_reason,
+        prefilled=then.prefilled if not first.token_ids else None,
+        stop_token_id=then.stop_token_id,
+        cached_tokens=_first_of(first.cached_tokens, then.cached_tokens),
+        queued_us=_first_of(first.queued_us, then.queued_us),
+        compute_us=first.compute_us + then.compute_us,
+        logprobs=_joined(first.logprobs, then.logprobs),
+        prompt_logprobs=_joined(first.prompt_logprobs, then.prompt_logprobs),
+        embedding=then.embedding,
+    )
+
+
+def _first_of(first: int | None, then: int | None) -> int | None:
+    return then if first is None else first
+
+
+def _joined(first: list[TokenLogprobs] | None, then: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
+    if first is None or then is None:
+        return then if first is None else first
+    return first + then

@@ -26,3 +26,24 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Most sequences in one step."""
     max_waiting: int = 1024
     """Requests that may be open beyond ``max_running``; one more is refused at once."""
+    max_prefill_per_request: int | None = None
+    """Most prompt tokens of one request in one step, so that a long prompt leaves room for others; None: the budget."""
+    prefix_caching: bool = True
+    host_kv_bytes: int = 0
+    """Size of the host tier of the KV cache; 0: none."""
+    kv_events: bool = False
+    """Whether the changes of the prefix cache are told to the server."""
+    queue_timeout_s: float | None = None
+    """Longest wait for a first step of requests that name no time of their own; None: no limit."""
+    deadline_s: float | None = None
+    """Longest life of requests that name no time of their own; None: no limit."""
+    fair: bool = True
+    """Whether tenants share by weight within a class; else first come, first served."""
+    overlap: bool = False
+    """Whether a step is planned and submitted before the tokens of the one before it are read."""
+    check_every_step: bool = False
+    """Verify after each step that every block is accounted for; for tests."""
+    attention_window: int | None = None
+    """Make full-attention layers see the last so many tokens and ``attention_sinks`` only. For contexts that would not
+    fit otherwise: it changes the answers."""
+    attention_sinks: int = 0

@@ -86,10 +86,10 @@ class Engine:
         if plan is None:
             return []
         handle = self._runner.forward(plan)
-        tokens = self._runner.sample(handle)
-        return self._scheduler.update(plan, tokens)
+        result = self._runner.sample(handle).result()
+        return self._scheduler.update(plan, result.tokens)
 
 
 def refusal(request_id: str, error: EngineError) -> EngineOutput:
     """The one output of a request that ``Engine.add`` refused."""
-    return EngineOutput(request_id, [], "error", str(error))
+    return EngineOutput(request_id, [], "error", str(error), error_kind="rejected")

@@ -25,6 +25,7 @@ from worker.engine.engine import Engine, ModelRunner, refusal
 from worker.engine.messages import (
     INPUT_SOCKET,
     OUTPUT_SOCKET,
+    AbortRequests,
     EngineOutput,
     EngineRequest,
     Failed,
@@ -101,7 +102,7 @@ def serve(engine: Engine, receiver: zmq.Socket[bytes], send: Callable[[FromEngin
                     engine.add(message)
                 except EngineError as error:
                     outputs.append(refusal(message.request_id, error))
-            else:
+            elif isinstance(message, AbortRequests):
                 outputs += engine.abort(message.request_ids)
         stepped = engine.has_work
         if stepped:

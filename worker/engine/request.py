@@ -15,6 +15,18 @@ class RequestRejected(EngineError):
     """The request could never run, whatever the load."""
 
 
+class QueueTimeout(EngineError):
+    """The request waited longer than it may; the same request may succeed later."""
+
+
+class GrammarFailed(EngineError):
+    """The request's grammar could not be compiled, or not be followed."""
+
+
+class ControlRefused(EngineError):
+    """The engine can't do now what was asked of it beside generating."""
+
+
 class QueueFull(EngineError):
     """Too many requests are open already; the same request may succeed later."""
 

@@ -124,13 +124,14 @@ class Scheduler:
             start = request.num_computed
             remaining = len(request.token_ids) - start
             if remaining == 1:
-                new_blocks: list[int] = []
+                new_blocks: list[list[int]] = []
                 if start == len(request.block_ids) * self.block_size:
                     if not self._pool.num_free:
                         self._preempt_last()
                         continue
-                    new_blocks = self._pool.allocate(1)
-                    request.block_ids += new_blocks
+                    block = self._pool.allocate(1)
+                    request.block_ids += block
+                    new_blocks = [block]
                 decodes.append(Span(request.key, start, 1, new_blocks, True))
             elif count := min(remaining, prefill_budget):
                 prefill_budget -= count
@@ -216,8 +217,8 @@ class Scheduler:
             start = request.num_computed
             count = min(tokens - start, budget)
             budget -= count
-            new.append(NewSequence(request.key, request.token_ids.copy(), request.sampling))
-            prefills.append(Span(request.key, start, count, request.block_ids.copy(), start + count == tokens))
+            new.append(NewSequence(request.key, request.token_ids.copy(), request.sampling, request.num_prompt))
+            prefills.append(Span(request.key, start, count, [request.block_ids.copy()], start + count == tokens))
 
     def _preempt_last(self) -> None:
         request = self._running.pop()

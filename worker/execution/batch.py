@@ -105,8 +105,8 @@ class SequenceTable:
                 raise ValueError(f"sequence {span.key} is not held")
             rows[index] = sequence.row
             if span.new_block_ids:
-                end = sequence.num_blocks + len(span.new_block_ids)
-                self._block_tables[sequence.row, sequence.num_blocks : end] = span.new_block_ids
+                end = sequence.num_blocks + len(span.new_block_ids[0])
+                self._block_tables[sequence.row, sequence.num_blocks : end] = span.new_block_ids[0]
                 sequence.num_blocks = end
             if span.start + span.count > sequence.num_blocks * self._block_size:
                 raise ValueError(f"sequence {span.key} has too few blocks for token {span.start + span.count - 1}")

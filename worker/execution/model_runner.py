@@ -12,7 +12,18 @@ from kernels.attention import DECODE_CHUNK, plan_attention
 from kernels.cache import PagedCache, page_bytes
 from kernels.device import compute_dtype, free_memory, kv_block_size, select_device
 from worker.engine.config import EngineConfig
-from worker.engine.plan import NULL_BLOCK, Handle, NewSequence, SamplingParams, Span, StepPlan
+from worker.engine.plan import (
+    NULL_BLOCK,
+    Handle,
+    NewSequence,
+    SamplingParams,
+    Span,
+    StepPlan,
+    StepResult,
+    TokenMasks,
+    Transfer,
+    TransferResult,
+)
 from worker.execution import threads
 from worker.execution.batch import Batch, SequenceTable
 from worker.execution.sampler import draw
@@ -24,6 +35,17 @@ _CPU_POOL_BYTES: Final = 2 << 30
 _CPU_POOL_SHARE: Final = 0.25
 _CUDA_POOL_SHARE: Final = 0.85
 _WARM_UP_KEY: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StepDrawn:
+    """A step whose draws were submitted. ``tokens`` int64 ``[spans that sample]``."""
+
+    tokens: torch.Tensor | None
+
+    def result(self) -> StepResult:
+        """Wait for the step and read what it gave."""
+        return StepResult([] if self.tokens is None else self.tokens.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +117,7 @@ class ModelRunner:
     def _warm_up(self, max_batched_tokens: int) -> None:
         """Run a prefill and a decode into the null block, so that the first request finds compiled primitives."""
         count = min(max_batched_tokens, self.max_model_len - 1)
-        blocks = [NULL_BLOCK] * (-(-(count + 1) // self.block_size))
+        blocks = [[NULL_BLOCK] * (-(-(count + 1) // self.block_size))]
         new = NewSequence(_WARM_UP_KEY, [0] * count, SamplingParams(temperature=0.0))
         prefill = Span(_WARM_UP_KEY, 0, count, blocks, True)
         decode = Span(_WARM_UP_KEY, count, 1, [], True)
@@ -120,17 +142,28 @@ class ModelRunner:
         return StepHandle(batch, self.model.logits(hidden.index_select(0, batch.sampled)))
 
     @torch.inference_mode()
-    def sample(self, handle: Handle) -> list[int]:
-        """Draw the next token of each span that samples, append it to its sequence and return them in order."""
+    def sample(self, handle: Handle, masks: TokenMasks | None = None) -> StepDrawn:
+        """Draw the next token of each span that samples, and append it to its sequence."""
         if not isinstance(handle, StepHandle):
             raise TypeError(f"not a handle of this runner: {handle!r}")
         if handle.logits is None:
-            return []
+            return StepDrawn(None)
         batch = handle.batch
         tokens = draw(handle.logits, batch.sampling, batch.sampled_positions)
         self._sequences.append(batch.sampled_rows, batch.sampled_positions, tokens)
-        result: list[int] = tokens.tolist()
-        return result
+        return StepDrawn(tokens)
+
+    def transfer(self, transfer: Transfer) -> None:
+        raise NotImplementedError("this runner has one tier")
+
+    def transfers_done(self) -> list[TransferResult]:
+        return []
+
+    def sleep(self, level: int) -> None:
+        raise NotImplementedError("this runner can't sleep")
+
+    def wake(self) -> None:
+        raise NotImplementedError("this runner can't sleep")
 
     def forget(self, key: int) -> None:
         """Give up a sequence outside of a plan; an unknown key is no fault."""

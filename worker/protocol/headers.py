@@ -9,6 +9,12 @@ REQUEST_ID = "x-request-id"
 TENANT_SALT = "x-penstock-tenant-salt"
 """Opaque text that differs between tenants; part of every block name, so that tenants share no cached prompt."""
 
+TENANT = "x-penstock-tenant"
+"""Opaque name of the tenant, for fairness between tenants."""
+
+WEIGHT = "x-penstock-weight"
+"""The tenant's share beside others': a number above 0; 1 if absent."""
+
 PRIORITY = "x-penstock-priority"
 """Integer scheduling class; lower runs first. Comes from key and route, never from a tenant's body."""
 

@@ -413,7 +413,7 @@ def test_the_toy_notices_a_wrong_block_table() -> None:
     """The property test above can fail: with two blocks of one plan swapped the text is another."""
 
     class Confused(ToyRunner):
-        def sample(self, handle):
+        def sample(self, handle, masks=None):
             for sequence in handle:
                 sequence.blocks[0], sequence.blocks[-1] = sequence.blocks[-1], sequence.blocks[0]
             return super().sample(handle)

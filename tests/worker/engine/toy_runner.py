@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from worker.engine import process
 from worker.engine.config import EngineConfig
-from worker.engine.plan import NULL_BLOCK, SamplingParams, StepPlan
+from worker.engine.plan import NULL_BLOCK, SamplingParams, StepPlan, StepResult, TokenMasks
 
 VOCAB_SIZE = 1000
 EOS = 0
@@ -41,6 +41,16 @@ def text_alone(
         if tokens[-1] in stop:
             return tokens[len(prompt) :], "stop"
     return tokens[len(prompt) :], "length"
+
+
+class Read:
+    """Draws that are there already."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def result(self) -> StepResult:
+        return self._result
 
 
 class _Sequence:
@@ -99,7 +109,7 @@ class ToyRunner:
         sampled = []
         for span in plan.spans:
             sequence = self.sequences[span.key]
-            sequence.blocks += span.new_block_ids
+            sequence.blocks += span.new_block_ids[0] if span.new_block_ids else []
             end = span.start + span.count
             assert span.count >= 1
             assert span.start == sequence.written, "tokens are left out or computed twice"
@@ -115,7 +125,7 @@ class ToyRunner:
         assert all(NULL_BLOCK < block < self.num_blocks for block in held), "no such block"
         return sampled
 
-    def sample(self, handle: list[_Sequence]) -> list[int]:
+    def sample(self, handle: list[_Sequence], masks: TokenMasks | None = None) -> Read:
         time.sleep(self._step_s)
         drawn = []
         for sequence in handle:
@@ -127,7 +137,7 @@ class ToyRunner:
                 raise RuntimeError("the toy broke")
             if self._die_at_token is not None and len(sequence.token_ids) >= self._die_at_token:
                 os.kill(os.getpid(), 9)
-        return drawn
+        return Read(StepResult(drawn))
 
     def _slot(self, sequence: _Sequence, position: int) -> int:
         return sequence.blocks[position // self.block_size] * self.block_size + position % self.block_size

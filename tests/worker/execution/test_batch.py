@@ -31,7 +31,7 @@ def test_tables_and_slots_over_many_blocks(at_once: bool) -> None:
     long_tokens, short_tokens = list(range(5000, 5200)), list(range(7000, 7009))
     greedy = SamplingParams(temperature=0.0)
     new = [NewSequence(SHORT, short_tokens, greedy)]
-    batch = table.prepare(StepPlan(0, new, [Span(SHORT, 0, 9, short_blocks, True)], []))
+    batch = table.prepare(StepPlan(0, new, [Span(SHORT, 0, 9, [short_blocks], True)], []))
     assert batch.block_tables.tolist() == [short_blocks[:1]]
     assert batch.slots.tolist() == slots(short_blocks, 0, 9)
     table.append(batch.sampled_rows, batch.sampled_positions, torch.tensor([7009]))
@@ -43,7 +43,7 @@ def test_tables_and_slots_over_many_blocks(at_once: bool) -> None:
         more, given = long_blocks[given:needed], needed
         new = [NewSequence(LONG, long_tokens, greedy)] if step == 0 else []
         decode = Span(SHORT, 9 + step, 1, [], True)
-        batch = table.prepare(StepPlan(step, new, [decode, Span(LONG, start, count, more, end == 200)], []))
+        batch = table.prepare(StepPlan(step, new, [decode, Span(LONG, start, count, [more], end == 200)], []))
         used = -(-end // BLOCK)
         assert batch.seq_lens.tolist() == [10 + step, end]
         assert batch.query_start.tolist() == [0, 1, 1 + count]
@@ -61,6 +61,6 @@ def test_tables_and_slots_over_many_blocks(at_once: bool) -> None:
     batch = table.prepare(StepPlan(3, [], [Span(LONG, 200, 1, [], True)], [SHORT]))
     assert batch.block_tables.tolist() == [long_blocks]
     assert batch.slots.tolist() == slots(long_blocks, 200, 1)
-    batch = table.prepare(StepPlan(4, [NewSequence(3, [1] * 20, greedy)], [Span(3, 0, 20, [77, 78], True)], [LONG]))
+    batch = table.prepare(StepPlan(4, [NewSequence(3, [1] * 20, greedy)], [Span(3, 0, 20, [[77, 78]], True)], [LONG]))
     assert batch.block_tables.tolist() == [[77, 78]]
     assert batch.slots.tolist() == slots([77, 78], 0, 20)

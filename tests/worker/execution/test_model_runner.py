@@ -37,7 +37,7 @@ class Driver:
         self.computed[key] = start + count
         sample = self.computed[key] == self.known[key]
         self.known[key] += sample
-        return Span(key, start, count, new, sample)
+        return Span(key, start, count, [new] if new else [], sample)
 
     def new(self, key: int, tokens: list[int], sampling: SamplingParams = GREEDY) -> NewSequence:
         self.known[key] = len(tokens)
@@ -50,7 +50,7 @@ class Driver:
         return handle.logits
 
     def tokens(self, new: list[NewSequence], spans: list[Span]) -> list[int]:
-        return self.runner.sample(self.runner.forward(StepPlan(0, new, spans, [])))
+        return self.runner.sample(self.runner.forward(StepPlan(0, new, spans, []))).result().tokens
 
 
 @pytest.fixture
@@ -181,9 +181,9 @@ def test_more_sequences_than_rows_to_begin_with(driver: Driver) -> None:
 def test_plans_that_cannot_be_obeyed_are_refused(smollm2_runner: ModelRunner) -> None:
     forward = smollm2_runner.forward
     with pytest.raises(ValueError, match="sequence 7 is not held"):
-        forward(StepPlan(0, [], [Span(7, 0, 1, [1], True)], []))
+        forward(StepPlan(0, [], [Span(7, 0, 1, [[1]], True)], []))
     with pytest.raises(ValueError, match="too few blocks for token 16"):
-        forward(StepPlan(0, [NewSequence(8, [1] * 17, GREEDY)], [Span(8, 0, 17, [1], True)], []))
+        forward(StepPlan(0, [NewSequence(8, [1] * 17, GREEDY)], [Span(8, 0, 17, [[1]], True)], []))
     with pytest.raises(ValueError, match="already held"):
         forward(StepPlan(0, [NewSequence(8, [1], GREEDY)], [], []))
     smollm2_runner.forget(8)

@@ -13,10 +13,20 @@ from typing import Any
 
 from worker.engine import process
 from worker.engine.config import EngineConfig
-from worker.engine.plan import StepPlan
+from worker.engine.plan import StepPlan, StepResult, TokenMasks
 
 EOS = 2
 BREAKING = 9999
+
+
+class Read:
+    """Draws that are there already."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def result(self) -> StepResult:
+        return self._result
 
 
 class ScriptedRunner:
@@ -40,7 +50,7 @@ class ScriptedRunner:
             self._said[new.key] = 0
         return [span.key for span in plan.spans if span.sample]
 
-    def sample(self, handle: Any) -> list[int]:
+    def sample(self, handle: Any, masks: TokenMasks | None = None) -> Read:
         time.sleep(self._step_s)
         tokens = []
         for key in handle:
@@ -48,7 +58,7 @@ class ScriptedRunner:
             self._said[key] = said + 1
             at = said % (len(self._ids) + 1)
             tokens.append(self._ids[at] if at < len(self._ids) else EOS)
-        return tokens
+        return Read(StepResult(tokens))
 
 
 def build(config: EngineConfig) -> ScriptedRunner:
