@@ -93,6 +93,11 @@ class EngineClient:
         """Called with each batch of changes of the prefix cache, if the configuration asks for them."""
         self._controls: dict[int, asyncio.Future[None]] = {}
         self._next_control = 0
+        self._asleep: tuple[int, int] | None = None
+        """Number and level of the ``sleep`` that the engine obeys or is about to; None while it is to be awake."""
+        self._waking: tuple[int, asyncio.Future[None]] | None = None
+        """Number of the ``wake`` under way, and its end."""
+        self._idle_since = asyncio.get_running_loop().time()
         self._open: dict[str, Generation] = {}
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
@@ -147,34 +152,80 @@ class EngineClient:
         if len(self._open) >= limit:
             raise QueueFull(f"The engine already has {limit} requests open. Try again in a moment.")
         message = encoder.encode(request)  # first: what can't be sent must not hold a place
+        if self._asleep is not None:
+            self._wake(self._asleep[0])  # obeyed before the request
         generation = Generation(self, request.request_id, progress=progress)
         self._open[request.request_id] = generation
         self._sender.send(message, zmq.NOBLOCK)
         return generation
 
+    @property
+    def sleep_level(self) -> int:
+        """Level of the sleep that the engine is in, falls into or wakes from; 0: awake."""
+        return self._asleep[1] if self._asleep is not None else 0
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last request ended or somebody asked for an engine that is awake; 0 while requests run."""
+        return 0.0 if self._open or self._waking else asyncio.get_running_loop().time() - self._idle_since
+
     async def sleep(self, level: int = 1) -> None:
         """Give up the KV pool and the weights (see ``Control``). Raises ControlRefused, EngineDead."""
-        await self._control("sleep", level)
+        number, done = self._control("sleep", level)
+        before, self._asleep = self._asleep, (number, level)
 
-    async def wake(self) -> None:
-        """Undo ``sleep``; nothing happens to an engine that is awake. Raises ControlRefused, EngineDead."""
-        await self._control("wake")
+        def refused(done: asyncio.Future[None]) -> None:
+            if done.exception() is not None and self._asleep == (number, level):
+                self._asleep = before
+
+        done.add_done_callback(refused)
+        await asyncio.shield(done)
+
+    async def ensure_awake(self) -> None:
+        """Return once the engine is awake; at once if nothing put it to sleep. Raises ControlRefused, EngineDead.
+
+        Those who wait together share one wake. A sleep under way is let end, then undone. Await it before
+        ``generate``: that wakes a sleeping engine too, but nobody would hear that it can't be woken.
+        """
+        while self._asleep is not None:
+            # Whoever waits may leave; the wake goes on for the others.
+            await asyncio.shield(self._wake(self._asleep[0]))
+        self._idle_since = asyncio.get_running_loop().time()
+
+    def _wake(self, sleep: int) -> asyncio.Future[None]:
+        """The end of the wake that undoes the sleep of this number; it is sent now if it was not before."""
+        if self._waking is not None and self._waking[0] > sleep:
+            return self._waking[1]
+        number, done = self._control("wake")
+        self._waking = (number, done)
+
+        def woken(done: asyncio.Future[None]) -> None:
+            self._idle_since = asyncio.get_running_loop().time()
+            if self._waking == (number, done):
+                self._waking = None
+            if done.exception() is None and self._asleep is not None and self._asleep[0] < number:
+                self._asleep = None
+
+        done.add_done_callback(woken)
+        return done
 
     async def reset_cache(self) -> None:
         """Forget every cached block that is not in use. Raises ControlRefused, EngineDead."""
-        await self._control("reset_cache")
+        await asyncio.shield(self._control("reset_cache")[1])
 
-    async def _control(self, action: Literal["sleep", "wake", "reset_cache"], level: int = 1) -> None:
+    def _control(
+        self, action: Literal["sleep", "wake", "reset_cache"], level: int = 1
+    ) -> tuple[int, asyncio.Future[None]]:
+        """Send it now; its number, above those before, and its end, which nobody may cancel. Raises EngineDead."""
         if self._dead.done():
             raise self._end()
         self._next_control += 1
         control = Control(self._next_control, action, level)
         done = self._controls[control.id] = asyncio.get_running_loop().create_future()
+        # Its fault counts as heard, though whoever asked may have left.
+        done.add_done_callback(lambda done: done.exception())
         self._sender.send(encoder.encode(control), zmq.NOBLOCK)
-        try:
-            await done
-        finally:
-            del self._controls[control.id]
+        return control.id, done
 
     async def wait_dead(self) -> None:
         """Return once the engine is gone, expected or not; ``dead`` then says why."""
@@ -265,12 +316,11 @@ class EngineClient:
                     generation = self._open[output.request_id]
                     if output.finish_reason is not None:
                         del self._open[output.request_id]
+                        self._idle_since = asyncio.get_running_loop().time()
                     generation._deliver(output)
 
     def _control_done(self, message: ControlDone) -> None:
-        done = self._controls.get(message.id)
-        if done is None or done.done():
-            return  # whoever asked has gone
+        done = self._controls.pop(message.id)
         if message.error is None:
             done.set_result(None)
         else:
@@ -301,8 +351,8 @@ class EngineClient:
             generation._fail(self._end())
         self._open.clear()
         for done in self._controls.values():
-            if not done.done():
-                done.set_exception(self._end())
+            done.set_exception(self._end())
+        self._controls.clear()
 
     def _end(self) -> EngineDead:
         return (EngineStopped if self._stopped else EngineDead)(self._dead.result())

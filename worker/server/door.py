@@ -61,6 +61,14 @@ class Door:
         if self._token_required and not self.trusts(connection.headers):
             raise unauthorized("This worker answers only with its fleet token as the API key.")
 
+    def guard_fleet(self, connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        """Litestar's guard of what the fleet alone may do: it needs the token wherever there is one.
+
+        Raises ApiError (401).
+        """
+        if self._token is not None and not self.trusts(connection.headers):
+            raise unauthorized("This path of a worker needs its fleet token as a bearer token.")
+
     def call(self, request_headers: Mapping[str, str]) -> Call:
         """What the headers say. Those of the gateway count only with the fleet token. Raises ApiError (400)."""
         if not self.trusts(request_headers):

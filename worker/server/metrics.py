@@ -45,7 +45,6 @@ _GAUGES: Final[tuple[tuple[str, str, Callable[[EngineStats], float]], ...]] = (
     ),
     ("kv_cache_usage_ratio", "Share of KV blocks in use, 0 to 1, without the cached.", lambda stats: stats.kv_usage),
     ("kv_cache_cached_blocks", "KV blocks that are free and still hold a named content.", lambda s: s.cached_blocks),
-    ("engine_sleep_level", "0: awake; 1: weights on the host; 2: weights dropped.", lambda stats: stats.sleeping),
 )
 _COUNTERS: Final[tuple[tuple[str, str, Callable[[EngineStats], float]], ...]] = (
     ("num_preemptions", "Requests set back for want of KV blocks or for fairness.", lambda stats: stats.preemptions),
@@ -83,6 +82,11 @@ class _EngineCollector(Collector):
         )
         steps.add_metric([self._model], stats.steps, stats.step_us / 1e6)
         yield steps
+        asleep = GaugeMetricFamily(
+            "penstock_engine_sleep_level", "0: awake; 1: weights on the host; 2: weights dropped.", labels=[_LABEL]
+        )
+        asleep.add_metric([self._model], self._engine.sleep_level)
+        yield asleep
         blocks = GaugeMetricFamily("penstock_kv_cache_blocks", "KV blocks that can be held.", labels=[_LABEL])
         blocks.add_metric([self._model], info.num_blocks - 1)
         yield blocks
