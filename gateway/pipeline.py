@@ -337,6 +337,7 @@ def _order(
         include_usage=ask.include_usage,
         clamp_output=cap is None,
         salt=principal.salt,
+        tenant=str(principal.tenant_id),
         prompt_bytes=ask.size,
     )
     bound = price.bound(prompt, output) if price is not None else 0

@@ -28,8 +28,12 @@ class Order:
     clamp_output: bool
     """Whether the output cap is the route's default, which a backend may shorten to what fits."""
     salt: str
+    tenant: str
+    """Opaque and stable: the tenant's id, by which a worker shares its time between tenants."""
     prompt_bytes: int
     """Size of the request; what an estimate of its tokens starts from when a backend tells none."""
+    weight: float = 1.0
+    """The tenant's share of a worker beside others'; above 0."""
 
 
 class Backend(Protocol):

@@ -25,6 +25,8 @@ class FleetWorker:
         sent = self._base | {
             headers.REQUEST_ID: order.request_id,
             headers.TENANT_SALT: order.salt,
+            headers.TENANT: order.tenant,
+            headers.WEIGHT: f"{order.weight:g}",
             headers.METER: "1",
         }
         if order.clamp_output:

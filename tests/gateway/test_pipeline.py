@@ -53,6 +53,7 @@ def test_the_body_bears_the_workers_model_and_the_routes_default_cap() -> None:
     assert (sent["temperature"], sent["unknown"]) == (0, [1])
     assert made.clamp_output
     assert (made.model, made.backend_model, made.salt) == ("public", "internal", "salt-of-acme")
+    assert (made.tenant, made.weight) == (str(PRINCIPAL.tenant_id), 1)
     assert bound == PRICE.bound(made.prompt_bytes + 256 + 32, 512)
 
 

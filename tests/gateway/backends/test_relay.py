@@ -56,6 +56,7 @@ class Rig:
             "include_usage": False,
             "clamp_output": False,
             "salt": "s",
+            "tenant": "0198-t",
             "prompt_bytes": 100,
         }
         order = Order(**(values | changes))
@@ -115,7 +116,7 @@ async def test_relays_events_and_meters_them(rig: Rig, upstream: Any) -> None:
 
     server = await upstream(answer)
     rig.use(server.url)
-    exchange = rig.open(clamp_output=True)
+    exchange = rig.open(clamp_output=True, weight=2.5)
     found = await read(exchange)
     assert [json.loads(data)["choices"][0]["delta"]["content"] for data in found] == ["Par", "is"]
     assert exchange.usage == TokenUsage(9, 3)
@@ -126,6 +127,7 @@ async def test_relays_events_and_meters_them(rig: Rig, upstream: Any) -> None:
     assert sent["authorization"] == f"Bearer {TOKEN}"
     assert sent["x-request-id"] == "0199"
     assert sent["x-penstock-tenant-salt"] == "s"
+    assert (sent["x-penstock-tenant"], sent["x-penstock-weight"]) == ("0198-t", "2.5")
     assert sent["x-penstock-meter"] == "1"
     assert sent["x-penstock-clamp-output"] == "1"
     assert "cookie" not in sent

@@ -64,6 +64,7 @@ async def test_a_stream(gateway: Any, upstream: Any) -> None:
     await gateway.register(server)
     async with client_of(gateway) as client:
         headers = {"x-request-id": "mine-7", "cookie": "a=b", "x-penstock-tenant-salt": "forged"}
+        headers |= {"x-penstock-tenant": "forged", "x-penstock-weight": "1000"}
         answer = await client.post(PATH, json=ASK | {"stream": True, "top_k": 5}, headers=headers)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/event-stream"
@@ -85,6 +86,8 @@ async def test_a_stream(gateway: Any, upstream: Any) -> None:
     assert seen.headers["x-penstock-clamp-output"] == "1"
     assert seen.headers["authorization"] == "Bearer fleet-token-of-the-tests"
     assert "forged" not in seen.headers["x-penstock-tenant-salt"]
+    assert seen.headers["x-penstock-tenant"] not in ("forged", "acme")
+    assert seen.headers["x-penstock-weight"] == "1"
     assert gateway.key not in str(seen)
     assert "cookie" not in seen.headers
 
