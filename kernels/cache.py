@@ -68,12 +68,12 @@ class PagedCache:
         keys = first * block + layer * at_layer
         return self.pages.as_strided(size, stride, keys), self.pages.as_strided(size, stride, keys + part)
 
-    def grain_index(self, block_ids: torch.Tensor) -> torch.Tensor:
-        """Rows of ``grain_rows`` for ``block_ids`` (int64, any shape ``[...]``): ``[..., 2, KV heads, block size /
-        grain]``."""
-        rows = torch.arange(2 * self.num_kv_heads * self._grains, device=block_ids.device)
-        rows = rows.view(2, self.num_kv_heads, self._grains)
-        return (block_ids * (self.num_layers * rows.numel()))[..., None, None, None] + rows
+    def grain_index(self, block_ids: torch.Tensor, grains: torch.Tensor) -> torch.Tensor:
+        """Rows of ``grain_rows`` for ``grains`` of ``block_ids``, counted from each block's beginning: both int64
+        ``[..., n]``, to ``[..., 2, KV heads, n]``."""
+        heads = torch.arange(2 * self.num_kv_heads, device=block_ids.device).view(2, self.num_kv_heads, 1)
+        first = block_ids * (self.num_layers * 2 * self.num_kv_heads * self._grains) + grains
+        return first[..., None, None, :] + heads * self._grains
 
     def slot_index(self, slots: torch.Tensor) -> torch.Tensor:
         """Rows of ``slot_rows`` for ``slots`` (int64 ``[tokens]``, block id * block size + offset): ``[tokens, 2 * KV

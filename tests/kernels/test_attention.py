@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import attention
-from kernels.attention import DECODE_CHUNK, paged_attention, plan_attention
+from kernels import attention_plan
+from kernels.attention import paged_attention
+from kernels.attention_plan import DECODE_CHUNK, AttentionPlan, plan_attention
 from kernels.cache import PagedCache, page_bytes, write_kv
 
 LAYERS, KV_HEADS, GROUP, HEAD_DIM, BLOCK = 2, 2, 3, 16, 16
@@ -40,7 +41,7 @@ class Sequences:
         blocks = torch.from_numpy(self.tables[row].astype(np.int64))[positions // self.block]
         return blocks * self.block + positions % self.block
 
-    def plan(self, rows: list[int]) -> attention.AttentionPlan:
+    def plan(self, rows: list[int]) -> AttentionPlan:
         starts = np.concatenate(([0], np.cumsum([self.counts[row] for row in rows]))).astype(np.int32)
         lengths = np.array([self.lengths[row] for row in rows], np.int32)
         return plan_attention(self.cache, starts, lengths, self.tables[rows])
@@ -88,9 +89,9 @@ def test_a_sequence_attends_bitwise_alike_alone_and_in_any_batch(
     alone = [sequences.attend([row], 1)[0] for row in range(len(LENGTHS))]
     order = list(range(len(LENGTHS)))
     for group_keys, max_gap, lanes in ((DECODE_CHUNK, 0, 1), (1024, 3, 4), (1 << 20, 100, 0), (1024, 3, 1000)):
-        monkeypatch.setattr(attention, "_GROUP_KEYS", group_keys)
-        monkeypatch.setattr(attention, "_MAX_GAP", max_gap)
-        monkeypatch.setattr(attention, "_LANES_OF_CALL", lanes)
+        monkeypatch.setattr(attention_plan, "_GROUP_KEYS", group_keys)
+        monkeypatch.setattr(attention_plan, "_MAX_GAP", max_gap)
+        monkeypatch.setattr(attention_plan, "_LANES_OF_CALL", lanes)
         for rows in (order, order[::-1], order[3:9], [9, 9, 2]):
             for row, result in zip(rows, sequences.attend(rows, 1), strict=True):
                 assert torch.equal(result, alone[row]), (group_keys, max_gap, lanes, row)

@@ -15,49 +15,58 @@ from worker.engine.plan import NULL_BLOCK, NewSequence, SamplingParams, StepPlan
 _INITIAL_ROWS: Final = 16
 
 
+@dataclass(slots=True)
+class HeldSequence:
+    """A sequence that the runner holds; ``row``: of ``SequenceTable.token_ids``."""
+
+    key: int
+    row: int
+    num_blocks: int
+    sampling: SamplingParams
+    num_prompt: int
+    """How many of its first tokens are the prompt's; the others are output."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step's arrays. ``tokens`` counts new tokens over all sequences.
 
     Host (numpy): ``query_start`` int32 ``[sequences + 1]``, ``seq_lens`` int32 ``[sequences]`` (new tokens included),
-    ``block_tables`` int32 ``[sequences, most blocks]``. On the device: ``token_ids`` int32, ``positions`` int64 and
-    ``slots`` int64 (block id * block size + offset), each ``[tokens]``.
-    ``sampled``: the last token of each span that draws, as indices into the batch, with the row, the position of the
-    token to be drawn and the parameters of each.
+    ``block_tables``: for each cache group int32 ``[sequences, most blocks]``. On the device: ``token_ids`` int32 and
+    ``positions`` int64, each ``[tokens]``; ``slots``: for each cache group int64 ``[tokens]`` (block id * block size +
+    offset). ``sequences``: whose each span is.
+    ``sampled``: the last token of each span that draws, as indices into the batch, with the sequence, the row, the
+    position of the token to be drawn and the parameters of each.
     """
 
     query_start: npt.NDArray[np.int32]
     seq_lens: npt.NDArray[np.int32]
-    block_tables: npt.NDArray[np.int32]
+    block_tables: list[npt.NDArray[np.int32]]
     token_ids: torch.Tensor
     positions: torch.Tensor
-    slots: torch.Tensor
+    slots: list[torch.Tensor]
+    sequences: list[HeldSequence]
     sampled: torch.Tensor
+    sampled_sequences: list[HeldSequence]
     sampled_rows: list[int]
     sampled_positions: list[int]
     sampling: list[SamplingParams]
 
 
-@dataclass(slots=True)
-class _Sequence:
-    row: int
-    num_blocks: int
-    sampling: SamplingParams
-
-
 class SequenceTable:
-    """Tokens (on the device) and block tables (on the host) of the sequences that the runner holds, a row each."""
+    """Tokens (on the device) and block tables (on the host, one for each cache group) of the sequences that the runner
+    holds, a row each. ``token_ids`` int32 ``[rows, max_model_len + 1]``."""
 
-    def __init__(self, max_model_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(self, max_model_len: int, block_size: int, device: torch.device, num_groups: int = 1) -> None:
         self._block_size = block_size
         self._device = device
         # One past the longest: the draw of a sequence's last token has a place, though nothing reads it.
         self._width = max_model_len + 1
         self._max_blocks = -(-self._width // block_size)
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, HeldSequence] = {}
         self._free: list[int] = []
         self.token_ids = torch.zeros(0, self._width, dtype=torch.int32, device=device)
-        self._block_tables = np.zeros((0, self._max_blocks), np.int32)
+        self._block_tables = np.zeros((num_groups, 0, self._max_blocks), np.int32)
         self._grow(_INITIAL_ROWS)
 
     def __len__(self) -> int:
@@ -67,7 +76,7 @@ class SequenceTable:
         before = self.token_ids.shape[0]
         more = torch.zeros(rows, self._width, dtype=torch.int32, device=self._device)
         self.token_ids = torch.cat((self.token_ids, more))
-        self._block_tables = np.concatenate((self._block_tables, np.zeros((rows, self._max_blocks), np.int32)))
+        self._block_tables = np.pad(self._block_tables, ((0, 0), (0, rows), (0, 0)), constant_values=NULL_BLOCK)
         self._free.extend(range(before + rows - 1, before - 1, -1))
 
     def _add(self, new: NewSequence) -> None:
@@ -80,13 +89,13 @@ class SequenceTable:
             self._grow(self.token_ids.shape[0])
         row = self._free.pop()
         self.token_ids[row, :count] = torch.tensor(new.token_ids, dtype=torch.int32)
-        self._sequences[new.key] = _Sequence(row, 0, new.sampling)
+        self._sequences[new.key] = HeldSequence(new.key, row, 0, new.sampling, new.num_prompt)
 
     def forget(self, key: int) -> None:
         """Give up a sequence's row. An unknown key is no fault: a sequence may end before its first step came here."""
         sequence = self._sequences.pop(key, None)
         if sequence is not None:
-            self._block_tables[sequence.row, : sequence.num_blocks] = NULL_BLOCK
+            self._block_tables[:, sequence.row, : sequence.num_blocks] = NULL_BLOCK
             self._free.append(sequence.row)
 
     def prepare(self, plan: StepPlan) -> Batch:
@@ -99,15 +108,15 @@ class SequenceTable:
 
         spans = plan.spans
         rows = np.empty(len(spans), np.int64)
+        sequences = []
         for index, span in enumerate(spans):
             sequence = self._sequences.get(span.key)
             if sequence is None:
                 raise ValueError(f"sequence {span.key} is not held")
             rows[index] = sequence.row
+            sequences.append(sequence)
             if span.new_block_ids:
-                end = sequence.num_blocks + len(span.new_block_ids[0])
-                self._block_tables[sequence.row, sequence.num_blocks : end] = span.new_block_ids[0]
-                sequence.num_blocks = end
+                self._extend(sequence, span.new_block_ids)
             if span.start + span.count > sequence.num_blocks * self._block_size:
                 raise ValueError(f"sequence {span.key} has too few blocks for token {span.start + span.count - 1}")
 
@@ -120,9 +129,9 @@ class SequenceTable:
         positions = np.arange(tokens) + (starts - query_start[:-1])[owner]
         seq_lens = (starts + counts).astype(np.int32)
         most_blocks = -(-int(seq_lens.max()) // self._block_size)
-        block_tables = self._block_tables[rows, :most_blocks]
-        slots = block_tables[owner, positions // self._block_size].astype(np.int64)
-        slots = slots * self._block_size + positions % self._block_size
+        block_tables = [tables[rows, :most_blocks] for tables in self._block_tables]
+        columns, offsets = np.divmod(positions, self._block_size)
+        slots = [tables[owner, columns].astype(np.int64) * self._block_size + offsets for tables in block_tables]
         token_index = torch.from_numpy(rows[owner] * self._width + positions).to(self._device)
         drawn = [index for index, span in enumerate(spans) if span.sample]
         return Batch(
@@ -131,12 +140,24 @@ class SequenceTable:
             block_tables=block_tables,
             token_ids=self.token_ids.view(-1).index_select(0, token_index),
             positions=torch.from_numpy(positions).to(self._device),
-            slots=torch.from_numpy(slots).to(self._device),
+            slots=[torch.from_numpy(of_group).to(self._device) for of_group in slots],
+            sequences=sequences,
             sampled=torch.from_numpy(query_start[1:][drawn].astype(np.int64) - 1).to(self._device),
+            sampled_sequences=[sequences[index] for index in drawn],
             sampled_rows=rows[drawn].tolist(),
             sampled_positions=seq_lens[drawn].tolist(),
-            sampling=[self._sequences[spans[index].key].sampling for index in drawn],
+            sampling=[sequences[index].sampling for index in drawn],
         )
+
+    def _extend(self, sequence: HeldSequence, block_ids: list[list[int]]) -> None:
+        if len(block_ids) != len(self._block_tables) or any(len(ids) != len(block_ids[0]) for ids in block_ids):
+            given = [len(ids) for ids in block_ids]
+            raise ValueError(
+                f"sequence {sequence.key} is given {given} blocks; there are {len(self._block_tables)} cache groups, "
+                "which must all get as many"
+            )
+        begin, sequence.num_blocks = sequence.num_blocks, sequence.num_blocks + len(block_ids[0])
+        self._block_tables[:, sequence.row, begin : sequence.num_blocks] = block_ids
 
     def append(self, rows: Sequence[int], positions: Sequence[int], tokens: torch.Tensor) -> None:
         """Write drawn tokens (``[n]``, on the device) to their rows, without a copy to the host."""

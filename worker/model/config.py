@@ -19,8 +19,18 @@ class DecoderConfig:
     rope_base: float
     norm_epsilon: float
     eos_token_ids: tuple[int, ...]
+    attention_bias: bool = False
+    """Whether something is added to queries, keys and values."""
+    windows: tuple[int | None, ...] = ()
+    """For each layer how many tokens a token sees, itself included; None: all before it. Empty: None for each layer."""
 
     def __post_init__(self) -> None:
+        if not self.windows:
+            object.__setattr__(self, "windows", (None,) * self.num_layers)
+        if len(self.windows) != self.num_layers:
+            raise ValueError(f"{len(self.windows)} attention windows for {self.num_layers} layers")
+        if any(window is not None and window < 1 for window in self.windows):
+            raise ValueError(f"an attention window of {self.windows} is below 1")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} query heads do not divide among {self.num_kv_heads} KV heads")
         if self.head_dim % 2:

@@ -6,6 +6,7 @@ import torch
 
 from kernels.gemm import linear
 from kernels.rope import rotation_table
+from worker.model.cache_groups import CacheLayout
 from worker.model.config import DecoderConfig
 from worker.model.layers import Attention, Embedding, GatedMLP, RMSNorm, StepContext
 from worker.model.quantization import AffineInt, pack_weight
@@ -26,11 +27,21 @@ class _Layer:
 
 
 class Decoder:
-    """The model on one device. ``rotations``: complex64 ``[max_length, head_dim / 2]``."""
+    """The model on one device. ``rotations``: complex64 ``[max_length, head_dim / 2]``. ``layout`` says where each
+    layer keeps its keys and values."""
 
-    def __init__(self, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, max_length: int) -> None:
+    def __init__(
+        self,
+        weights: DecoderWeights,
+        device: torch.device,
+        dtype: torch.dtype,
+        max_length: int,
+        layout: CacheLayout,
+    ) -> None:
         config = weights.config
         self.config: DecoderConfig = config
+        self.layout = layout
+        places = layout.places
 
         def norm(weight: torch.Tensor) -> RMSNorm:
             return RMSNorm(weight.to(device, dtype), config.norm_epsilon)
@@ -45,9 +56,10 @@ class Decoder:
                 norm(layer.attention_norm),
                 Attention(
                     pack_weight(layer.qkv, device, dtype),
+                    None if layer.qkv_bias is None else layer.qkv_bias.to(device, dtype),
                     pack_weight(layer.attention_output, device, dtype),
                     config,
-                    index,
+                    places[index],
                 ),
                 norm(layer.mlp_norm),
                 GatedMLP(pack_weight(layer.gate_up, device, dtype), pack_weight(layer.down, device, dtype)),
@@ -64,6 +76,10 @@ class Decoder:
         for layer in self._layers:
             layer(residual, context)
         return residual
+
+    def normalize(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows of ``forward``'s result after the final norm, ``[rows, hidden]``: what an embedding is made of."""
+        return self._norm(hidden)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits ``[rows, vocab]`` for rows of ``forward``'s result."""

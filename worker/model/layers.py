@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from kernels.activation import silu_and_multiply
-from kernels.attention import AttentionPlan, paged_attention
+from kernels.attention import paged_attention
+from kernels.attention_plan import AttentionPlan
 from kernels.cache import PagedCache, write_kv
 from kernels.gemm import PackedWeight, linear
 from kernels.norm import rms_norm
@@ -17,13 +18,21 @@ from worker.model.quantization import AffineInt, Weight
 
 
 @dataclass(frozen=True, slots=True)
+class GroupContext:
+    """What the layers of one cache group share in a step."""
+
+    attention: AttentionPlan
+    slot_index: torch.Tensor
+    """Where the new keys and values go: ``PagedCache.slot_index`` of the step's slots in this group."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepContext:
     """What every layer of one step shares."""
 
     cache: PagedCache
-    attention: AttentionPlan
-    slot_index: torch.Tensor
-    """Where the new keys and values go: ``PagedCache.slot_index`` of the step's slots."""
+    groups: list[GroupContext]
+    """One for each group of the model's ``CacheLayout``."""
     rotations: torch.Tensor
     """complex64 ``[tokens, head_dim / 2]``: rows of the rotation table at the step's positions."""
 
@@ -52,22 +61,37 @@ class Embedding:
 
 
 class Attention:
-    """Grouped-query attention with fused query, key and value projection. The residual is added by the caller."""
+    """Grouped-query attention with fused query, key and value projection. The residual is added by the caller.
 
-    def __init__(self, qkv: PackedWeight, output: PackedWeight, config: DecoderConfig, layer: int) -> None:
+    ``place``: the layer's cache group, and its index in that group's pages.
+    """
+
+    def __init__(
+        self,
+        qkv: PackedWeight,
+        bias: torch.Tensor | None,
+        output: PackedWeight,
+        config: DecoderConfig,
+        place: tuple[int, int],
+    ) -> None:
         self._qkv = qkv
+        self._bias = bias
         self._output = output
         self._heads = config.num_heads
         self._kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
-        self._layer = layer
+        self._group, self._layer = place
 
     def __call__(self, x: torch.Tensor, context: StepContext) -> torch.Tensor:
-        heads = linear(x, self._qkv).view(x.shape[0], self._heads + 2 * self._kv_heads, self._head_dim)
+        projected = linear(x, self._qkv)
+        if self._bias is not None:
+            projected.add_(self._bias)
+        heads = projected.view(x.shape[0], self._heads + 2 * self._kv_heads, self._head_dim)
         rotate_(heads[:, : self._heads + self._kv_heads], context.rotations)
         query, kv = heads[:, : self._heads], heads[:, self._heads :]
-        write_kv(context.cache, self._layer, context.slot_index, kv)
-        attended = paged_attention(query, kv, context.cache, self._layer, context.attention)
+        group = context.groups[self._group]
+        write_kv(context.cache, self._layer, group.slot_index, kv)
+        attended = paged_attention(query, kv, context.cache, self._layer, group.attention)
         return linear(attended, self._output)
 
 

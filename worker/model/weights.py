@@ -20,6 +20,8 @@ class LayerWeights:
     mlp_norm: torch.Tensor
     gate_up: Weight
     down: Weight
+    qkv_bias: torch.Tensor | None = None
+    """``[query size + 2 * KV size]``, its rows in the order of ``qkv``'s."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ def test_tables_and_slots_over_many_blocks(at_once: bool) -> None:
     greedy = SamplingParams(temperature=0.0)
     new = [NewSequence(SHORT, short_tokens, greedy)]
     batch = table.prepare(StepPlan(0, new, [Span(SHORT, 0, 9, [short_blocks], True)], []))
-    assert batch.block_tables.tolist() == [short_blocks[:1]]
-    assert batch.slots.tolist() == slots(short_blocks, 0, 9)
+    assert batch.block_tables[0].tolist() == [short_blocks[:1]]
+    assert batch.slots[0].tolist() == slots(short_blocks, 0, 9)
     table.append(batch.sampled_rows, batch.sampled_positions, torch.tensor([7009]))
 
     given = 0
@@ -47,10 +47,10 @@ def test_tables_and_slots_over_many_blocks(at_once: bool) -> None:
         used = -(-end // BLOCK)
         assert batch.seq_lens.tolist() == [10 + step, end]
         assert batch.query_start.tolist() == [0, 1, 1 + count]
-        assert batch.block_tables.shape == (2, used)
-        assert batch.block_tables[1].tolist() == long_blocks[:used]
-        assert batch.block_tables[0].tolist() == [*short_blocks, *[0] * used][:used]
-        assert batch.slots.tolist() == slots(short_blocks, 9 + step, 1) + slots(long_blocks, start, count)
+        assert batch.block_tables[0].shape == (2, used)
+        assert batch.block_tables[0][1].tolist() == long_blocks[:used]
+        assert batch.block_tables[0][0].tolist() == [*short_blocks, *[0] * used][:used]
+        assert batch.slots[0].tolist() == slots(short_blocks, 9 + step, 1) + slots(long_blocks, start, count)
         assert batch.positions.tolist() == [9 + step, *range(start, end)]
         assert batch.token_ids.tolist() == [7009 + step, *long_tokens[start:end]]
         table.append(batch.sampled_rows[:1], batch.sampled_positions[:1], torch.tensor([7010 + step]))
@@ -59,8 +59,8 @@ def test_tables_and_slots_over_many_blocks(at_once: bool) -> None:
 
     # A decode that grows into its thirteenth block, and a row that its next owner finds empty.
     batch = table.prepare(StepPlan(3, [], [Span(LONG, 200, 1, [], True)], [SHORT]))
-    assert batch.block_tables.tolist() == [long_blocks]
-    assert batch.slots.tolist() == slots(long_blocks, 200, 1)
+    assert batch.block_tables[0].tolist() == [long_blocks]
+    assert batch.slots[0].tolist() == slots(long_blocks, 200, 1)
     batch = table.prepare(StepPlan(4, [NewSequence(3, [1] * 20, greedy)], [Span(3, 0, 20, [[77, 78]], True)], [LONG]))
-    assert batch.block_tables.tolist() == [[77, 78]]
-    assert batch.slots.tolist() == slots([77, 78], 0, 20)
+    assert batch.block_tables[0].tolist() == [[77, 78]]
+    assert batch.slots[0].tolist() == slots([77, 78], 0, 20)
