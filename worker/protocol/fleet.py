@@ -29,6 +29,13 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False
     """Whether it is about to leave: what runs there goes on, and nothing new is sent to it."""
     version: str = ""
+    sleep_level: int = 0
+    """0: awake; else its engine sleeps, and the next request waits until it is awake."""
+    block_size: int = 0
+    """Tokens in a block of its KV cache, and ``model_fingerprint``: what block names are made with."""
+    model_fingerprint: str = ""
+    kv_events: bool = False
+    """Whether ``/kv/events`` tells what its prefix cache holds."""
 
 
 class Registered(msgspec.Struct, frozen=True):

@@ -17,7 +17,10 @@ from litestar.types import ControllerRouterHandler
 from worker.protocol.chat import Model, ModelList
 from worker.protocol.errors import ApiError, model_not_found, overloaded, server_error
 from worker.server.completion import ChatService
+from worker.server.control import control_routes
 from worker.server.door import Door
+from worker.server.kv_event_stream import KVEventStream
+from worker.server.metrics import Metrics
 from worker.server.parameters import read_chat_parameters
 from worker.server.responder import KEEPALIVE_S, ChatResponder
 
@@ -42,10 +45,12 @@ def create_app(
     service: ChatService,
     door: Door,
     *,
+    events: KVEventStream | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     keepalive_s: float = KEEPALIVE_S,
 ) -> Litestar:
-    """The ASGI application of one model."""
+    """The ASGI application of one model. ``events``: the changes of the prefix cache, if the engine tells them."""
+    metrics = Metrics(service.engine, service.model)
     model = Model(id=service.model, created=int(time.time()), owned_by="penstock")
 
     @post("/chat/completions")
@@ -80,6 +85,7 @@ def create_app(
     doors: list[ControllerRouterHandler] = [
         Router("/v1", guards=[door.guard], route_handlers=[chat_completions, models, one_model]),
         health,
+        *control_routes(service.engine, door, metrics, events),
     ]
     return Litestar(
         doors,

@@ -49,6 +49,10 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str = ""
     drain_s: float = 8.0
     """On SIGTERM, how long running answers may go on."""
+    idle_sleep_s: float | None = None
+    """Without a request for so long, the engine is put to sleep; None: never."""
+    tool_call_parser: str | None = None
+    """How the model writes tool calls; None: guessed from its chat template."""
 
 
 def is_loopback(host: str) -> bool:
@@ -147,11 +151,17 @@ async def _serve(
     from worker.server.completion import ChatService
     from worker.server.door import Door
     from worker.server.http import HttpServer
+    from worker.server.idle_sleep import sleep_when_idle
+    from worker.server.kv_event_stream import KVEventStream
     from worker.server.registration import Registration
 
     url = url_of(bound)
     door = Door(options.fleet_token, token_required=not is_loopback(options.host))
-    server = HttpServer(create_app(ChatService(engine, template, options.served_name), door))
+    events: KVEventStream | None = None
+    if options.engine.kv_events:
+        events = KVEventStream()
+        engine.on_kv_events = events.publish
+    server = HttpServer(create_app(ChatService(engine, template, options.served_name), door, events=events))
     registration: Registration | None = None
     if options.gateway_url and options.fleet_token:
         registration = Registration(
@@ -172,9 +182,12 @@ async def _serve(
             seconds=round(time.monotonic() - began, 1),
         )
         beating = tasks.create_task(registration.run()) if registration is not None else None
+        resting = tasks.create_task(sleep_when_idle(engine, options.idle_sleep_s)) if options.idle_sleep_s else None
         await asyncio.wait({serving, dying, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopped = engine.dead is None
         door.draining = True
+        if resting is not None:
+            resting.cancel()
         if stopped:
             if registration is not None:
                 registration.beat_now()  # no new requests from now on
@@ -187,6 +200,8 @@ async def _serve(
             beating.cancel()
             await asyncio.wait({beating})
             await registration.withdraw()
+        if events is not None:
+            events.close()
         # What still runs is told that it ends here.
         await engine.close()
         server.stop()
@@ -207,6 +222,10 @@ def _record(options: ServeOptions, url: str, engine: EngineClient, draining: boo
         kv_usage=engine.stats.kv_usage,
         draining=draining,
         version=version("penstock"),
+        sleep_level=engine.sleep_level,
+        block_size=engine.info.block_size,
+        model_fingerprint=engine.info.model_fingerprint,
+        kv_events=options.engine.kv_events,
     )
 
 
