@@ -100,7 +100,9 @@ def stack_rows(weights: Sequence[Weight]) -> Weight:
                 minimum=torch.cat(minima) if minima else None,
                 zero_point=first.zero_point,
             )
-    return torch.cat([w.dequantize() if isinstance(w, AffineInt) else w.to(torch.float32) for w in weights])
+    dense = [w.dequantize() if isinstance(w, AffineInt) else w for w in weights]
+    alike_dense = len({w.dtype for w in dense}) == 1
+    return torch.cat(dense if alike_dense else [w.to(torch.float32) for w in dense])
 
 
 def pack_weight(weight: Weight, device: torch.device, dtype: torch.dtype) -> PackedWeight:

@@ -1,4 +1,4 @@
-"""Where a model's file is: a path, or a file inside an installed Python package."""
+"""Where a model is: a GGUF file or a Hugging Face folder, by path or inside an installed Python package."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ _PACKAGE_PREFIX: Final = "package:"
 
 
 class ModelNotFound(ValueError):
-    """The name leads to no model file; the message says what to do."""
+    """The name leads to no model; the message says what to do."""
 
 
 def resolve_model(name: str) -> Path:
-    """The GGUF file that ``name`` means: a path to a file, a folder that holds exactly one, or ``package:<module>``.
+    """The GGUF file, or the Hugging Face folder, that ``name`` means: a path to a file, to a folder with
+    ``config.json`` and ``.safetensors`` files, to a folder that holds exactly one GGUF file, or ``package:<module>``.
 
     The package is located, never imported: its own dependencies need not be installed. Raises ``ModelNotFound``.
     """
     if name.startswith(_PACKAGE_PREFIX):
-        return _only_file(_package_folder(name.removeprefix(_PACKAGE_PREFIX)), name)
+        return _model_in(_package_folder(name.removeprefix(_PACKAGE_PREFIX)), name)
     path = Path(name).expanduser()
     if path.is_dir():
-        return _only_file(path, name)
+        return _model_in(path, name)
     if not path.is_file():
-        raise ModelNotFound(f"model {name!r}: no such file; give a .gguf file or package:<module>")
+        raise ModelNotFound(
+            f"model {name!r}: no such file; give a .gguf file, a folder with config.json and .safetensors files, or "
+            "package:<module>"
+        )
     return path.resolve()
 
 
@@ -42,10 +46,12 @@ def _package_folder(module: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def _only_file(folder: Path, name: str) -> Path:
+def _model_in(folder: Path, name: str) -> Path:
+    if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+        return folder.resolve()
     files = sorted(folder.glob("*.gguf"))
     if not files:
-        raise ModelNotFound(f"model {name!r}: no .gguf file in {folder}")
+        raise ModelNotFound(f"model {name!r}: no .gguf file in {folder}, nor config.json with .safetensors files")
     if len(files) > 1:
         listed = ", ".join(file.name for file in files)
         raise ModelNotFound(f"model {name!r}: several .gguf files in {folder} ({listed}); give the path of one")
