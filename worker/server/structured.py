@@ -1,0 +1,235 @@
+"""Structured output: which grammar a request asks for, and whether it is one that can be followed.
+
+``response_format`` is OpenAI's field; ``structured_outputs`` and ``guided_*`` are vLLM's names for the same.
+Reference: https://platform.openai.com/docs/guides/structured-outputs
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+from llguidance.gbnf_to_lark import any_to_lark
+
+from worker.engine.grammar import check_grammar
+from worker.engine.messages import Grammar
+from worker.protocol.errors import bad_request
+
+MAX_GRAMMAR_BYTES: Final = 128 * 1024
+"""Longest text of a schema, an expression or a grammar: it bounds how long its check may take."""
+
+COMPACT_JSON: Final = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
+"""White space in JSON: one space after a comma or a colon, or none. Were more allowed, a small model could go on with
+white space for ever. A schema's own "x-guidance" says otherwise if it likes."""
+
+_ANY_OBJECT: Final = {"type": "object"}
+
+
+def response_grammar(
+    response_format: Any = None,
+    structured_outputs: Any = None,
+    *,
+    guided_json: Any = None,
+    guided_regex: Any = None,
+    guided_choice: Any = None,
+    guided_grammar: Any = None,
+) -> Grammar | None:
+    """The grammar that the fields of a request ask for; None if they ask for none.
+
+    Raises ApiError (400) that names the field: of the wrong form, more than one at once, too large, or nothing that a
+    grammar can hold. It takes well under a millisecond for common schemas and up to half a second for the largest: call
+    it in a thread where ``is_large`` says so.
+    """
+    asked: dict[str, Callable[[], Grammar]] = {}
+    if response_format is not None and (read := _response_format(response_format)) is not None:
+        asked["response_format"] = read
+    if structured_outputs is not None:
+        asked |= _structured_outputs(structured_outputs)
+    guided = {"json": guided_json, "regex": guided_regex, "choice": guided_choice, "grammar": guided_grammar}
+    asked |= {
+        f"guided_{name}": _reader(name, value, f"guided_{name}") for name, value in guided.items() if value is not None
+    }
+    if len(asked) > 1:
+        first, second = list(asked)[:2]
+        raise bad_request(
+            f"{first!r} and {second!r} can't both rule the output. Send one of them.",
+            param=second,
+            code="invalid_value",
+        )
+    return next(iter(asked.values()))() if asked else None
+
+
+def is_large(body_bytes: int) -> bool:
+    """Whether a request of this size may hold a grammar whose check takes more than a few milliseconds."""
+    return body_bytes > 8192
+
+
+def json_schema_grammar(schema: Mapping[str, Any] | bool, field: str, *, lenient: bool = False) -> Grammar:
+    """A grammar of the JSON values that a schema allows, in compact form. Raises ApiError (400) that names ``field``.
+
+    ``lenient``: keywords that no grammar can hold are ignored rather than refused.
+    """
+    return _checked(Grammar("json_schema", compact_schema(schema, field, lenient=lenient)), field)
+
+
+def compact_schema(schema: Mapping[str, Any] | bool, field: str, *, lenient: bool = False) -> str:
+    """A schema's JSON text with this worker's rules on white space. Raises ApiError (400) that names ``field``."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping):
+        raise bad_request(f"{field!r} must be a JSON schema: an object.", param=field, code="invalid_type")
+    own = schema.get("x-guidance", {})
+    if not isinstance(own, Mapping):
+        raise bad_request(f"'{field}.x-guidance' must be an object.", param=field, code="invalid_type")
+    options = COMPACT_JSON | ({"lenient": True} if lenient else {}) | dict(own)
+    try:
+        return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        raise bad_request(f"{field!r} is nested too deeply.", param=field, code="invalid_value") from None
+
+
+def _response_format(value: Any) -> Callable[[], Grammar] | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return lambda: json_schema_grammar(_ANY_OBJECT, "response_format")
+    if kind == "json_schema":
+        return lambda: _openai_schema(value.get("json_schema"))
+    raise bad_request(
+        '\'response_format\' must be {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", '
+        '"json_schema": {"name": "...", "schema": {...}}}.',
+        param="response_format" if kind is None else "response_format.type",
+        code="invalid_value" if kind is not None else "invalid_type",
+    )
+
+
+def _openai_schema(value: Any) -> Grammar:
+    field = "response_format.json_schema"
+    if not isinstance(value, dict):
+        raise bad_request(
+            f'{field!r} must be an object: {{"name": "...", "schema": {{...}}}}.',
+            param=field,
+            code="missing_required_parameter" if value is None else "invalid_type",
+        )
+    name = value.get("name")
+    if name is not None and not isinstance(name, str):
+        raise bad_request(f"'{field}.name' must be text.", param=f"{field}.name", code="invalid_type")
+    strict = value.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise bad_request(f"'{field}.strict' must be true or false.", param=f"{field}.strict", code="invalid_type")
+    if value.get("schema") is None:
+        raise bad_request(
+            f"'{field}.schema' is missing. Send the JSON schema there.",
+            param=f"{field}.schema",
+            code="missing_required_parameter",
+        )
+    return json_schema_grammar(value["schema"], f"{field}.schema", lenient=strict is False)
+
+
+def _structured_outputs(value: Any) -> dict[str, Callable[[], Grammar]]:
+    field = "structured_outputs"
+    if not isinstance(value, dict):
+        raise bad_request(f"{field!r} must be an object.", param=field, code="invalid_type")
+    given = {name: item for name, item in value.items() if item is not None}
+    for name in ("disable_fallback", "disable_any_whitespace", "disable_additional_properties"):
+        # How vLLM chooses among its grammar libraries; the answers here are its strictest already.
+        if given.get(name) is False or (given.get(name) is True and name != "disable_additional_properties"):
+            del given[name]
+    readers: dict[str, Callable[[], Grammar]] = {}
+    for name, item in given.items():
+        if name not in _READERS:
+            known = ", ".join(map(repr, _READERS))
+            raise bad_request(
+                f"'{field}.{name}' is not supported. It may hold one of: {known}.",
+                param=f"{field}.{name}",
+                code="unsupported_parameter",
+            )
+        readers[f"{field}.{name}"] = _reader(name, item, f"{field}.{name}")
+    if not readers:
+        raise bad_request(
+            f"{field!r} is empty. It must hold one of: {', '.join(map(repr, _READERS))}.",
+            param=field,
+            code="missing_required_parameter",
+        )
+    return readers
+
+
+def _reader(name: str, value: Any, field: str) -> Callable[[], Grammar]:
+    return lambda: _READERS[name](value, field)
+
+
+def _json(value: Any, field: str) -> Grammar:
+    if isinstance(value, str):
+        _check_size(value, field)
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError) as fault:
+            raise bad_request(f"{field!r} is no valid JSON: {fault}.", param=field, code="invalid_json") from None
+    return json_schema_grammar(value, field)
+
+
+def _json_object(value: Any, field: str) -> Grammar:
+    if value is not True:
+        raise bad_request(f"{field!r} must be true, or be left out.", param=field, code="invalid_value")
+    return json_schema_grammar(_ANY_OBJECT, field)
+
+
+def _regex(value: Any, field: str) -> Grammar:
+    return _checked(Grammar("regex", _text(value, field)), field)
+
+
+def _choice(value: Any, field: str) -> Grammar:
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) and item for item in value):
+        raise bad_request(f"{field!r} must be a list of texts, none of them empty.", param=field, code="invalid_type")
+    alternatives = " | ".join(json.dumps(item, ensure_ascii=False) for item in dict.fromkeys(value))
+    return _checked(Grammar("lark", f"start: {alternatives}"), field)
+
+
+def _lark(value: Any, field: str) -> Grammar:
+    text = _text(value, field)
+    _check_size(text, field)
+    try:
+        # What is written as llama.cpp's GBNF (`root ::= ...`) becomes Lark; Lark stays as it is.
+        text = any_to_lark(text)
+    except Exception as fault:
+        # A parser from elsewhere over text from anywhere: whatever it fails with, the text is the reason.
+        raise bad_request(f"{field!r} is no valid grammar: {fault}.", param=field, code="invalid_value") from None
+    return _checked(Grammar("lark", text), field)
+
+
+_READERS: Final[Mapping[str, Callable[[Any, str], Grammar]]] = {
+    "json": _json,
+    "json_object": _json_object,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _lark,
+}
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise bad_request(f"{field!r} must be text, and not empty.", param=field, code="invalid_type")
+    return value
+
+
+def _check_size(text: str, field: str) -> None:
+    size = len(text.encode(errors="replace"))
+    if size > MAX_GRAMMAR_BYTES:
+        raise bad_request(
+            f"{field!r} is {size} bytes long. At most {MAX_GRAMMAR_BYTES} are allowed.",
+            param=field,
+            code="invalid_value",
+        )
+
+
+def _checked(grammar: Grammar, field: str) -> Grammar:
+    _check_size(grammar.text, field)
+    if fault := check_grammar(grammar):
+        what = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}[grammar.kind]
+        raise bad_request(
+            f"{field!r} holds a {what} that can't be followed: {fault.rstrip('.')}.", param=field, code="invalid_value"
+        )
+    return grammar
