@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -40,6 +41,16 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min([_machine_memory(), *cgroup_memory(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back to the system, or to other processes on the device, what freed tensors have left in allocators."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    # glibc keeps freed memory between allocations that live on; another C library may lack the call.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _machine_memory() -> int:

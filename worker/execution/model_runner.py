@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 
-from kernels.attention import DECODE_CHUNK, plan_attention
-from kernels.cache import PagedCache, page_bytes
-from kernels.device import compute_dtype, free_memory, kv_block_size, select_device
+from kernels.attention_plan import plan_attention
+from kernels.cache import PagedCache
+from kernels.device import compute_dtype, release_memory, select_device
+from kernels.readback import Readback
 from worker.engine.config import EngineConfig
 from worker.engine.plan import (
     NULL_BLOCK,
+    CacheGroup,
     Handle,
     NewSequence,
     SamplingParams,
@@ -26,145 +28,199 @@ from worker.engine.plan import (
 )
 from worker.execution import threads
 from worker.execution.batch import Batch, SequenceTable
+from worker.execution.kv_transfer import HostTier
+from worker.execution.memory import block_size_of, pool_sizes
+from worker.execution.model_source import ModelSource, max_model_len
+from worker.execution.pooling import Pooler
 from worker.execution.sampler import draw
-from worker.model.layers import StepContext
-from worker.model.registry import build_model
-from worker.weights.gguf_import import load_decoder
+from worker.model.decoder import Decoder
+from worker.model.layers import GroupContext, StepContext
 
-_CPU_POOL_BYTES: Final = 2 << 30
-_CPU_POOL_SHARE: Final = 0.25
-_CUDA_POOL_SHARE: Final = 0.85
 _WARM_UP_KEY: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class StepDrawn:
-    """A step whose draws were submitted. ``tokens`` int64 ``[spans that sample]``."""
-
-    tokens: torch.Tensor | None
-
-    def result(self) -> StepResult:
-        """Wait for the step and read what it gave."""
-        return StepResult([] if self.tokens is None else self.tokens.tolist())
-
-
-@dataclass(frozen=True, slots=True)
 class StepHandle:
-    """A step whose forward pass was submitted. ``logits`` ``[spans that sample, vocab]``; None if none does."""
+    """A step whose forward pass was submitted. ``logits`` ``[spans that sample, vocab]``; None if none does.
+    ``vectors``: by sequence key, the embeddings that it completes, fp32 ``[hidden]``."""
 
     batch: Batch
     logits: torch.Tensor | None
+    vectors: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepDrawn:
+    """A step whose draws were submitted. ``tokens`` int64 ``[spans that sample]``; None if none does."""
+
+    tokens: Readback | None
+    vectors: dict[int, Readback]
+
+    def result(self) -> StepResult:
+        """Wait for the step and read what it gave."""
+        return StepResult(
+            [] if self.tokens is None else self.tokens.read().tolist(),
+            embeddings={key: vector.read().tolist() for key, vector in self.vectors.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What sleep gives up."""
+
+    model: Decoder
+    cache: PagedCache
+    sequences: SequenceTable
+    pooler: Pooler
 
 
 class ModelRunner:
     """Implements ``worker.engine.plan.Runner`` on one device.
 
-    ``num_blocks`` counts block 0, the null block, which must never be handed out. ``max_model_len`` is the most tokens
-    of one sequence; ``eos_token_ids`` end generation. Raises ``ValueError`` (``GGUFError`` for the file) if the model
-    can't be loaded or the pool can't hold a block. A pool smaller than ``max_model_len`` is no error here.
+    ``num_blocks`` counts block 0, the null block, which must never be handed out; ``num_host_blocks`` counts those of
+    the host tier, all of which may be. ``max_model_len`` is the most tokens of one sequence; ``eos_token_ids`` end
+    generation; ``hidden_size`` is the length of an embedding. Raises ``ValueError`` (``GGUFError`` for the file) if the
+    model can't be loaded or a pool can't hold a block. A pool smaller than ``max_model_len`` is no error here.
+
+    A step owns what it reads and gives: handles and draws may be read late, when later steps have been submitted.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self.device = select_device(config.device)
         if self.device.type == "cpu":
             threads.apply(config.threads)
-        dtype = compute_dtype(self.device)
-        weights = load_decoder(Path(config.model_path))
-        shape = weights.config
-        self.block_size = kv_block_size(self.device) if config.block_size is None else config.block_size
-        if self.block_size not in (16, 32, 64) and (self.block_size < 1 or self.block_size % DECODE_CHUNK):
-            raise ValueError(f"block_size is {self.block_size}; it must be 16, 32, 64 or a multiple of {DECODE_CHUNK}")
-        if config.max_model_len is not None and not 1 <= config.max_model_len <= shape.context_length:
-            raise ValueError(f"max_model_len is {config.max_model_len}; the model takes 1 to {shape.context_length}")
-        self.max_model_len = config.max_model_len or shape.context_length
-        self.vocab_size = shape.vocab_size
-        self.eos_token_ids = shape.eos_token_ids
+        self.block_size = block_size_of(config, self.device)
+        self._source = ModelSource(config, self.device, self.block_size)
         with torch.inference_mode():
-            self.model = build_model(weights, self.device, dtype, self.max_model_len)
-            del weights
-            self.num_blocks = self._fit_blocks(config, dtype)
-            self._cache = PagedCache(
+            model = self._source.build()
+            shape = model.config
+            self.max_model_len = max_model_len(config, shape)
+            self.vocab_size = shape.vocab_size
+            self.hidden_size = shape.hidden_size
+            self.eos_token_ids = shape.eos_token_ids
+            self.cache_groups: Sequence[CacheGroup] = model.layout.groups
+            self.model_fingerprint = self._source.fingerprint
+            sizes = pool_sizes(config, self.device, model, self.block_size, self.max_model_len)
+            self.num_blocks, self.num_host_blocks = sizes
+            loaded = self._load(model)
+        self._loaded: _Loaded | None = loaded
+        self._host = HostTier(loaded.cache.pages, self.num_host_blocks) if self.num_host_blocks else None
+        self._warm_up(config.max_batched_tokens)
+
+    def _load(self, model: Decoder) -> _Loaded:
+        shape = model.config
+        return _Loaded(
+            model,
+            PagedCache(
                 self.num_blocks,
-                shape.num_layers,
+                model.layout.layers_per_page,
                 shape.num_kv_heads,
                 self.block_size,
                 shape.head_dim,
-                dtype,
+                compute_dtype(self.device),
                 self.device,
-            )
-            self._sequences = SequenceTable(self.max_model_len, self.block_size, self.device)
-        self._warm_up(config.max_batched_tokens)
+            ),
+            SequenceTable(self.max_model_len, self.block_size, self.device, len(self.cache_groups)),
+            Pooler(),
+        )
 
-    def _fit_blocks(self, config: EngineConfig, dtype: torch.dtype) -> int:
-        shape = self.model.config
-        size = page_bytes(shape.num_layers, shape.num_kv_heads, self.block_size, shape.head_dim, dtype)
-        blocks_of_longest = -(-self.max_model_len // self.block_size)
-        if config.kv_cache_bytes is not None:
-            blocks = config.kv_cache_bytes // size
-        else:
-            free = free_memory(self.device)
-            on_cpu = self.device.type == "cpu"
-            share = min(_CPU_POOL_BYTES, int(free * _CPU_POOL_SHARE)) if on_cpu else int(free * _CUDA_POOL_SHARE)
-            blocks = min(share // size, 1 + config.max_running * blocks_of_longest)
-        if blocks < 2:
-            raise ValueError(
-                f"the KV pool is too small for one block of {self.block_size} tokens beside the null block; give "
-                f"kv_cache_bytes of at least {2 * size}, or {(1 + blocks_of_longest) * size} for the longest sequence"
-            )
-        return int(blocks)
+    @property
+    def _awake(self) -> _Loaded:
+        if self._loaded is None:
+            raise RuntimeError("the runner sleeps; wake it before the next step or transfer")
+        return self._loaded
 
     @torch.inference_mode()
     def _warm_up(self, max_batched_tokens: int) -> None:
         """Run a prefill and a decode into the null block, so that the first request finds compiled primitives."""
         count = min(max_batched_tokens, self.max_model_len - 1)
-        blocks = [[NULL_BLOCK] * (-(-(count + 1) // self.block_size))]
-        new = NewSequence(_WARM_UP_KEY, [0] * count, SamplingParams(temperature=0.0))
+        if count < 1:
+            return
+        blocks = [[NULL_BLOCK] * (-(-(count + 1) // self.block_size))] * len(self.cache_groups)
+        new = NewSequence(_WARM_UP_KEY, [0] * count, SamplingParams(temperature=0.0), count)
         prefill = Span(_WARM_UP_KEY, 0, count, blocks, True)
         decode = Span(_WARM_UP_KEY, count, 1, [], True)
         self.sample(self.forward(StepPlan(0, [new], [prefill], [])))
         self.sample(self.forward(StepPlan(0, [], [decode], [])))
         self.forget(_WARM_UP_KEY)
-        self._cache.pages[NULL_BLOCK].zero_()
+        self._awake.cache.pages[NULL_BLOCK].zero_()
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> StepHandle:
         """Run the model over the plan's spans, writing their KV. Raises ``ValueError`` for a plan it can't obey."""
-        batch = self._sequences.prepare(plan)
+        loaded = self._awake
+        model, cache = loaded.model, loaded.cache
+        batch = loaded.sequences.prepare(plan)
         context = StepContext(
-            cache=self._cache,
-            attention=plan_attention(self._cache, batch.query_start, batch.seq_lens, batch.block_tables),
-            slot_index=self._cache.slot_index(batch.slots),
-            rotations=self.model.rotations.index_select(0, batch.positions),
+            cache=cache,
+            groups=[
+                GroupContext(
+                    plan_attention(cache, batch.query_start, batch.seq_lens, tables, group.window, group.sinks),
+                    cache.slot_index(slots),
+                )
+                for group, tables, slots in zip(self.cache_groups, batch.block_tables, batch.slots, strict=True)
+            ],
+            rotations=model.rotations.index_select(0, batch.positions),
         )
-        hidden = self.model.forward(batch.token_ids, context)
-        if not batch.sampling:
-            return StepHandle(batch, None)
-        return StepHandle(batch, self.model.logits(hidden.index_select(0, batch.sampled)))
+        hidden = model.forward(batch.token_ids, context)
+        loaded.pooler.follow(plan.new, plan.retired)
+        vectors = loaded.pooler.pool(plan, batch.query_start, hidden, model) if loaded.pooler else {}
+        logits = model.logits(hidden.index_select(0, batch.sampled)) if batch.sampling else None
+        return StepHandle(batch, logits, vectors)
 
     @torch.inference_mode()
     def sample(self, handle: Handle, masks: TokenMasks | None = None) -> StepDrawn:
         """Draw the next token of each span that samples, and append it to its sequence."""
         if not isinstance(handle, StepHandle):
             raise TypeError(f"not a handle of this runner: {handle!r}")
+        vectors = {key: Readback(vector) for key, vector in handle.vectors.items()}
         if handle.logits is None:
-            return StepDrawn(None)
+            return StepDrawn(None, vectors)
         batch = handle.batch
         tokens = draw(handle.logits, batch.sampling, batch.sampled_positions)
-        self._sequences.append(batch.sampled_rows, batch.sampled_positions, tokens)
-        return StepDrawn(tokens)
+        self._awake.sequences.append(batch.sampled_rows, batch.sampled_positions, tokens)
+        return StepDrawn(Readback(tokens), vectors)
 
     def transfer(self, transfer: Transfer) -> None:
-        raise NotImplementedError("this runner has one tier")
+        """Begin to copy blocks between the pool and the host tier. Raises ``ValueError`` if there is no host tier."""
+        if self._host is None:
+            raise ValueError("there is no host tier; give host_kv_bytes")
+        if self._awake:
+            self._host.submit(transfer)
 
     def transfers_done(self) -> list[TransferResult]:
-        return []
+        """The transfers that have ended since the last call, without waiting."""
+        return [] if self._host is None else self._host.done()
 
     def sleep(self, level: int) -> None:
-        raise NotImplementedError("this runner can't sleep")
+        """Give up the KV pool and every sequence; 1: keep the weights in host memory (on CPU they stay where they are),
+        2: drop them and the host tier's content. Waits for transfers. A runner that sleeps may sleep deeper.
 
+        Raises ``ValueError`` for another level, and, with nothing given up, what reading the weights may raise.
+        """
+        if level not in (1, 2):
+            raise ValueError(f"sleep level is {level}; it must be 1 (keep the weights in host memory) or 2 (drop them)")
+        if self._loaded is not None and level == 1:
+            self._source.keep(self._loaded.model)
+        elif level == 2:
+            self._source.drop()
+        if self._host is not None:
+            self._host.detach(keep=level == 1)
+        self._loaded = None
+        release_memory(self.device)
+
+    @torch.inference_mode()
     def wake(self) -> None:
-        raise NotImplementedError("this runner can't sleep")
+        """Load what ``sleep`` gave up, with an empty KV pool. Raises ``ValueError`` or ``OSError``, and sleeps on, if
+        the weights' file is gone or another than it was."""
+        if self._loaded is not None:
+            return
+        self._loaded = self._load(self._source.build())
+        if self._host is not None:
+            self._host.attach(self._loaded.cache.pages)
 
     def forget(self, key: int) -> None:
         """Give up a sequence outside of a plan; an unknown key is no fault."""
-        self._sequences.forget(key)
+        loaded = self._awake
+        loaded.sequences.forget(key)
+        loaded.pooler.follow([], [key])

@@ -1,0 +1,80 @@
+"""How many KV blocks there are: what was asked for, or what the free memory allows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from kernels.cache import page_bytes
+from kernels.device import compute_dtype, free_memory, kv_block_size
+from worker.engine.config import EngineConfig
+from worker.engine.plan import CacheGroup
+from worker.model.decoder import Decoder
+
+_BLOCK_STEP: Final = 16
+"""Kernels take blocks of multiples of so many tokens."""
+
+_CPU_POOL_BYTES: Final = 2 << 30
+_CPU_POOL_SHARE: Final = 0.25
+_CUDA_POOL_SHARE: Final = 0.85
+
+
+def block_size_of(config: EngineConfig, device: torch.device) -> int:
+    """Tokens in a KV block. Raises ``ValueError`` for a size that no kernel takes."""
+    if config.block_size is None:
+        return kv_block_size(device)
+    size = config.block_size
+    if size < 1 or size % _BLOCK_STEP:
+        raise ValueError(f"block_size is {size}; it must be a multiple of {_BLOCK_STEP}")
+    return size
+
+
+def pool_sizes(
+    config: EngineConfig, device: torch.device, model: Decoder, block_size: int, max_model_len: int
+) -> tuple[int, int]:
+    """Blocks of the device's pool, the null block included, and of the host tier. Call it when the model is loaded.
+
+    ``max_model_len``: most tokens of one sequence. Raises ``ValueError`` for a pool without room for a block.
+    """
+    shape, layout = model.config, model.layout
+    dtype = compute_dtype(device)
+    page = page_bytes(layout.layers_per_page, shape.num_kv_heads, block_size, shape.head_dim, dtype)
+    longest = sum(_most_blocks(group, config.max_batched_tokens, block_size, max_model_len) for group in layout.groups)
+    if config.kv_cache_bytes is not None:
+        blocks = config.kv_cache_bytes // page
+    else:
+        free = free_memory(device)
+        on_cpu = device.type == "cpu"
+        share = min(_CPU_POOL_BYTES, int(free * _CPU_POOL_SHARE)) if on_cpu else int(free * _CUDA_POOL_SHARE)
+        blocks = min(share // page, 1 + config.max_running * longest)
+    if blocks < 2:
+        raise ValueError(
+            f"the KV pool is too small for one block of {block_size} tokens beside the null block; give "
+            f"kv_cache_bytes of at least {2 * page}, or {(1 + longest) * page} for the longest sequence"
+        )
+    return blocks, _host_blocks(config.host_kv_bytes, page, blocks * page if device.type == "cpu" else 0)
+
+
+def _most_blocks(group: CacheGroup, max_batched_tokens: int, block_size: int, max_model_len: int) -> int:
+    """Blocks of one group that the longest sequence may hold at a time."""
+    whole = -(-max_model_len // block_size)
+    if group.window is None:
+        return whole
+    # A window is left behind only when a step has retired, and neither it nor a step begins at a block's edge.
+    return min(whole, -(-(group.sinks + group.window + max_batched_tokens) // block_size) + 2)
+
+
+def _host_blocks(asked: int, page: int, pool_bytes: int) -> int:
+    """``pool_bytes``: what the device's pool takes of the host's memory."""
+    if asked == 0:
+        return 0
+    if asked < page:
+        raise ValueError(f"host_kv_bytes is {asked}; one block takes {page}: give that or more, or 0 for no host tier")
+    free = max(0, free_memory(torch.device("cpu")) - pool_bytes)
+    if asked > free:
+        raise ValueError(
+            f"host_kv_bytes is {asked}, but beside the model and its KV pool only {free} bytes of memory are free; "
+            "give less, or 0 for no host tier"
+        )
+    return asked // page
