@@ -131,6 +131,11 @@ class EngineClient:
         return len(self._open)
 
     @property
+    def max_open(self) -> int:
+        """Most requests that may be open at once."""
+        return self._config.max_running + self._config.max_waiting
+
+    @property
     def dead(self) -> str | None:
         """Why the engine is gone; None while it lives."""
         return self._dead.result() if self._dead.done() else None
@@ -148,9 +153,8 @@ class EngineClient:
         check_request(request, max_model_len=self.info.max_model_len, vocab_size=self.info.vocab_size)
         if request.request_id in self._open:
             raise RequestRejected(f"A request with id {request.request_id!r} is open already.")
-        limit = self._config.max_running + self._config.max_waiting
-        if len(self._open) >= limit:
-            raise QueueFull(f"The engine already has {limit} requests open. Try again in a moment.")
+        if len(self._open) >= self.max_open:
+            raise QueueFull(f"The engine already has {self.max_open} requests open. Try again in a moment.")
         message = encoder.encode(request)  # first: what can't be sent must not hold a place
         if self._asleep is not None:
             self._wake(self._asleep[0])  # obeyed before the request
@@ -187,6 +191,8 @@ class EngineClient:
         Those who wait together share one wake. A sleep under way is let end, then undone. Await it before
         ``generate``: that wakes a sleeping engine too, but nobody would hear that it can't be woken.
         """
+        if self._dead.done():
+            raise self._end()
         while self._asleep is not None:
             # Whoever waits may leave; the wake goes on for the others.
             await asyncio.shield(self._wake(self._asleep[0]))

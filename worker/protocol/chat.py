@@ -9,42 +9,75 @@ from typing import Any, Literal
 
 import msgspec
 
+from worker.protocol.generation import GenerationRequest
 from worker.protocol.usage import Usage
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
-class StreamOptions(msgspec.Struct, frozen=True):
-    include_usage: bool = False
-
-
-class ChatRequest(msgspec.Struct, kw_only=True):
+class ChatRequest(GenerationRequest, kw_only=True):
     """A request as it came; ranges are checked by the server, which names the field that is wrong."""
 
-    model: str
     messages: list[dict[str, Any]]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    n: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """``bytes``: the token's own, which may be part of a character; ``token`` has U+FFFD there."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(msgspec.Struct, frozen=True):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """``arguments``: JSON text, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
 
 
 class Message(msgspec.Struct, frozen=True):
     role: str
     content: str | None
     refusal: str | None = None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Choice(msgspec.Struct, frozen=True):
+    """``stop_reason``: the stop string or the id out of ``stop_token_ids`` that ended the text, as vLLM tells it."""
+
     index: int
     message: Message
     finish_reason: FinishReason | None
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
+    stop_reason: str | int | None = None
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,16 +90,32 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None = None
 
 
+class FunctionCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``id``, ``type`` and the name come once, with the first piece of a call."""
+
+    index: int
+    id: str | None = None
+    type: str | None = None
+    function: FunctionCallDelta | None = None
+
+
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
     index: int
     delta: Delta
     finish_reason: FinishReason | None = None
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
+    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +135,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["model"] = "model"
     created: int
     owned_by: str
+    max_model_len: int | msgspec.UnsetType = msgspec.UNSET
+    """Most tokens of prompt and output together."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,15 +26,18 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | None = None
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
 
 
 class MeterReading(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Running totals of one request."""
+    """Running totals of one request, all its choices together; a prompt counts once, however many choices it has."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    """Of the prompt tokens, those that the worker's cache held."""
+    compute_us: int = 0
+    """Device microseconds times ranks that its steps took."""
 
 
 _decoder = msgspec.json.Decoder(MeterReading)

@@ -1,4 +1,4 @@
-"""The worker's HTTP door: OpenAI's chat completions and models, and health."""
+"""The worker's HTTP door: OpenAI's chats, completions, embeddings and models; tokens; health; and its operator's."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ from litestar.types import ControllerRouterHandler
 
 from worker.protocol.chat import Model, ModelList
 from worker.protocol.errors import ApiError, model_not_found, overloaded, server_error
-from worker.server.completion import ChatService
+from worker.server.call import Call
+from worker.server.chat import ChatExchange
+from worker.server.completion_parameters import read_completion_parameters
+from worker.server.completions import CompletionExchange
 from worker.server.control import control_routes
 from worker.server.door import Door
+from worker.server.embeddings import EmbeddingExchange, read_embedding_parameters
 from worker.server.kv_event_stream import KVEventStream
 from worker.server.metrics import Metrics
 from worker.server.parameters import read_chat_parameters
-from worker.server.responder import KEEPALIVE_S, ChatResponder
+from worker.server.responder import KEEPALIVE_S, Exchange, Responder
+from worker.server.service import ModelService
+from worker.server.tokens import token_routes
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 _LONG_BODY: Final = 128 * 1024
@@ -42,7 +48,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 def create_app(
-    service: ChatService,
+    service: ModelService,
     door: Door,
     *,
     events: KVEventStream | None = None,
@@ -50,20 +56,46 @@ def create_app(
     keepalive_s: float = KEEPALIVE_S,
 ) -> Litestar:
     """The ASGI application of one model. ``events``: the changes of the prefix cache, if the engine tells them."""
-    metrics = Metrics(service.engine, service.model)
-    model = Model(id=service.model, created=int(time.time()), owned_by="penstock")
+    metrics = Metrics(service.engine, service.name)
+    info = service.engine.info
+    model = Model(id=service.name, created=int(time.time()), owned_by="penstock", max_model_len=info.max_model_len)
+
+    async def respond(
+        request: Request[Any, Any, Any], endpoint: str, read: Callable[[bytes, Call], Exchange]
+    ) -> Responder:
+        counted = metrics.request(endpoint)
+        try:
+            if door.draining:
+                raise overloaded("The worker is stopping. Send the request again.", code="worker_stopping")
+            call = door.call(request.headers)
+            body = await request.body()
+            exchange = read(body, call) if len(body) < _LONG_BODY else await asyncio.to_thread(read, body, call)
+        except ApiError as fault:
+            counted.end("failed" if fault.status >= 500 else "refused", None, 0, 0)
+            raise
+        return Responder(exchange, call, door, counted, keepalive_s=keepalive_s)
 
     @post("/chat/completions")
-    async def chat_completions(request: Request[Any, Any, Any]) -> ChatResponder:
-        if door.draining:
-            raise overloaded("The worker is stopping. Send the request again.", code="worker_stopping")
-        call = door.call(request.headers)
-        body = await request.body()
-        if len(body) < _LONG_BODY:
-            parameters = read_chat_parameters(body)
-        else:
-            parameters = await asyncio.to_thread(read_chat_parameters, body)
-        return ChatResponder(service, parameters, call, door, keepalive_s=keepalive_s)
+    async def chat_completions(request: Request[Any, Any, Any]) -> Responder:
+        def read(body: bytes, call: Call) -> Exchange:
+            return ChatExchange(service, read_chat_parameters(body, info.vocab_size), call)
+
+        return await respond(request, ChatExchange.endpoint, read)
+
+    @post("/completions")
+    async def completions(request: Request[Any, Any, Any]) -> Responder:
+        def read(body: bytes, call: Call) -> Exchange:
+            return CompletionExchange(service, read_completion_parameters(body, info.vocab_size), call)
+
+        return await respond(request, CompletionExchange.endpoint, read)
+
+    @post("/embeddings")
+    async def embeddings(request: Request[Any, Any, Any]) -> Responder:
+        def read(body: bytes, call: Call) -> Exchange:
+            parameters = read_embedding_parameters(body, info.vocab_size, info.hidden_size)
+            return EmbeddingExchange(service, parameters, call)
+
+        return await respond(request, EmbeddingExchange.endpoint, read)
 
     @get("/models", sync_to_thread=False)
     def models() -> ModelList:
@@ -79,11 +111,16 @@ def create_app(
     def health() -> Response[Health]:
         stats = service.engine.stats
         status = "dead" if service.engine.dead else "draining" if door.draining else "ok"
-        report = Health(status, service.model, stats.running, stats.waiting, round(stats.kv_usage, 4))
+        report = Health(status, service.name, stats.running, stats.waiting, round(stats.kv_usage, 4))
         return Response(report, status_code=200 if status == "ok" else 503)
 
     doors: list[ControllerRouterHandler] = [
-        Router("/v1", guards=[door.guard], route_handlers=[chat_completions, models, one_model]),
+        Router(
+            "/v1",
+            guards=[door.guard],
+            route_handlers=[chat_completions, completions, embeddings, models, one_model],
+        ),
+        token_routes(service, door),
         health,
         *control_routes(service.engine, door, metrics, events),
     ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -21,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from worker.server.tokenizer import Tokenizer, UnsupportedTokenizer
+from worker.server.veil import TornMark, Veil
 from worker.weights.gguf import GGUFError, GGUFFile
 
 _WIDEST_INDENT: Final = 16
@@ -108,35 +108,72 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         environment.globals["namespace"] = _GuardedNamespace
         self._template = environment.from_string(source)
+        self.source = source
         self.tokenizer = tokenizer
+        self._knows_developers = "developer" in source
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> list[str | int]:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[str | int]:
         """The prompt that asks for the assistant's next turn: plain text as text, special tokens as ids.
 
-        Raises TemplateRefused.
+        ``messages`` have ``role`` and ``content`` (text), and may have what else templates read: ``name``,
+        ``tool_calls``, ``tool_call_id``. With ``continue_final_message`` the prompt ends inside the last of them.
+        ``variables``: more of the template's own. Raises TemplateRefused.
         """
-        veil = _Veil(self.tokenizer.special_tokens)
+        veil = Veil(self.tokenizer.special_tokens)
+        given = [self._message(message, veil) for message in messages]
+        last = given[-1]["content"] if continue_final_message else ""
+        if continue_final_message:
+            given[-1]["content"] = last + veil.end
         try:
             rendered = self._template.render(
-                messages=[veil.hide(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
+                **{"documents": None} | veil.hide_data(dict(variables or {})),
+                messages=given,
+                tools=None if tools is None else veil.hide_data(list(tools)),
+                add_generation_prompt=add_generation_prompt,
                 bos_token=self.tokenizer.bos_token,
                 eos_token=self.tokenizer.eos_token,
             )
         except _Raised as refused:
-            raise TemplateRefused(f"The model's chat template refused the messages: {refused}") from None
+            raise TemplateRefused(
+                f"The model's chat template refused the messages: {veil.show_loosely(str(refused))}"
+            ) from None
         except Exception as fault:
             # A template is a program from elsewhere: it may fail in any way that Python code can.
             raise TemplateRefused("The model's chat template can't render messages of this form.") from fault
-        pieces = self.tokenizer.split_special(rendered)
-        return [piece if isinstance(piece, int) else veil.show(piece) for piece in pieces]
+        try:
+            if continue_final_message:
+                rendered = veil.cut_at_end(rendered, last)
+            pieces = self.tokenizer.split_special(rendered)
+            return [piece if isinstance(piece, int) else veil.show(piece) for piece in pieces]
+        except TornMark as torn:
+            raise TemplateRefused(f"The model's chat template can't render {torn}.") from None
 
-    def encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The prompt's token ids: special ids from the template alone. Raises TemplateRefused, UntokenizableText."""
+    def _message(self, message: Mapping[str, Any], veil: Veil) -> dict[str, Any]:
+        role = message["role"]
+        # What newer clients call the system; few templates know it by that name.
+        given = {"role": "system" if role == "developer" and not self._knows_developers else role}
+        for name, value in message.items():
+            if name == "tool_calls":
+                given[name] = veil.hide_data(value)
+            elif name != "role":
+                given[name] = veil.hide(value)
+        return given
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """The prompt's token ids: special ids from the template alone. ``options``: those of ``render``.
+
+        Raises TemplateRefused, UntokenizableText.
+        """
         ids: list[int] = []
-        for piece in self.render(messages):
+        for piece in self.render(messages, **options):
             if isinstance(piece, int):
                 ids.append(piece)
             else:
@@ -161,61 +198,3 @@ def load_chat_template(path: Path) -> ChatTemplate:
     except Exception as fault:
         # Compiling already runs the parts of a template that are constant: it may fail in any way, as rendering may.
         raise UnusableModel(f"{path} can't serve chats: its template can't be compiled: {fault}") from fault
-
-
-class _Veil:
-    """Replaces special tokens that a message spells by marks which nobody can guess, and puts their text back after
-    the template's own special tokens have been found.
-
-    Text that could become a special token together with the template's text beside it (it ends in the beginning of
-    one, begins with the end of one, or is a piece of one) is kept apart by empty marks. All other text goes through
-    untouched, so that what a template sees and makes of ordinary messages is what it always would be.
-    """
-
-    def __init__(self, special_tokens: Mapping[str, int]) -> None:
-        self._tokens = sorted(special_tokens, key=len, reverse=True)
-        # Private-use characters: no template's case folding, stripping or JSON changes them.
-        nonce = "".join(chr(0xE100 + byte) for byte in os.urandom(12))
-        self._empty = f"\ue000{nonce}\ue001"
-        self._marks = {token: f"\ue000{nonce}{chr(0xE200 + at)}\ue001" for at, token in enumerate(self._tokens)}
-        self._nonce = nonce
-        self._used = False
-
-    def hide(self, value: Any) -> Any:
-        """``value`` with every text inside it veiled; numbers and the like as they are."""
-        if isinstance(value, str):
-            return self._hide_text(value)
-        if isinstance(value, Mapping):
-            return {key: self.hide(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self.hide(item) for item in value]
-        return value
-
-    def _hide_text(self, text: str) -> str:
-        if not text:
-            return text
-        given = text
-        for token in self._tokens:
-            text = text.replace(token, self._marks[token])
-        inside = any(text in token for token in self._tokens)
-        before = inside or any(_overlap(token, text) for token in self._tokens)
-        after = inside or any(_overlap(text, token) for token in self._tokens)
-        text = f"{self._empty if before else ''}{text}{self._empty if after else ''}"
-        self._used |= text != given
-        return text
-
-    def show(self, text: str) -> str:
-        """Undo ``hide``. Raises TemplateRefused if a template tore a mark apart."""
-        if not self._used:
-            return text
-        text = text.replace(self._empty, "")
-        for token, mark in self._marks.items():
-            text = text.replace(mark, token)
-        if any(self._nonce[at : at + 3] in text for at in range(len(self._nonce) - 2)):
-            raise TemplateRefused("The model's chat template can't render the special tokens spelled in the messages.")
-        return text
-
-
-def _overlap(left: str, right: str) -> bool:
-    """Whether some ending of ``left`` is a beginning of ``right``."""
-    return any(left.endswith(right[:size]) for size in range(1, min(len(left), len(right)) + 1))

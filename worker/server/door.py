@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from uuid import uuid4
@@ -14,10 +15,12 @@ from litestar.handlers import BaseRouteHandler
 
 from worker.protocol import headers
 from worker.protocol.errors import bad_request, unauthorized
-from worker.server.completion import Call
+from worker.server.call import Call
 
 _LONGEST_ID: Final = 128
+_LONGEST_TENANT: Final = 256
 _PRIORITY_BITS: Final = 32
+_MOST_WEIGHT: Final = 1e6
 
 
 class Door:
@@ -80,9 +83,21 @@ class Door:
             raise bad_request(
                 f"The header {headers.PRIORITY!r} must be a whole number that fits into {_PRIORITY_BITS} bits."
             )
+        weight = math.nan
+        with contextlib.suppress(ValueError):
+            weight = float(request_headers.get(headers.WEIGHT, "1"))
+        if not 1 / _MOST_WEIGHT <= weight <= _MOST_WEIGHT:
+            raise bad_request(
+                f"The header {headers.WEIGHT!r} must be a number from {1 / _MOST_WEIGHT:g} to {_MOST_WEIGHT:g}."
+            )
+        tenant = request_headers.get(headers.TENANT, "")
+        if len(tenant) > _LONGEST_TENANT:
+            raise bad_request(f"The header {headers.TENANT!r} is over {_LONGEST_TENANT} characters.")
         return Call(
             request_id=request_headers.get(headers.REQUEST_ID, "")[:_LONGEST_ID] or uuid4().hex,
             salt=request_headers.get(headers.TENANT_SALT, ""),
+            tenant=tenant,
+            weight=weight,
             priority=priority,
             clamp_output=request_headers.get(headers.CLAMP_OUTPUT) == "1",
             metered=request_headers.get(headers.METER) == "1",

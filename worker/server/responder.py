@@ -1,11 +1,11 @@
-"""Sends one chat answer over ASGI, and stops the engine as soon as the client is gone."""
+"""Sends one answer over ASGI, and stops the engine as soon as the client is gone."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 from litestar.types import Receive, Scope, Send
@@ -13,10 +13,11 @@ from litestar.types import Receive, Scope, Send
 from worker.protocol import headers
 from worker.protocol.errors import ApiError, server_error
 from worker.protocol.sse import MEDIA_TYPE, encode_comment, encode_event
-from worker.server.answer import AnswerHead, metered_whole, streamed, whole_body
-from worker.server.completion import Call, ChatService, Completion
+from worker.server.answer import Writer, events, whole_body
+from worker.server.call import Call
+from worker.server.choices import Answer
 from worker.server.door import Door
-from worker.server.parameters import ChatParameters
+from worker.server.metrics import Outcome, RequestMetrics
 
 KEEPALIVE_S: Final = 10.0
 _KEEPALIVE: Final = encode_comment(b"keep-alive")
@@ -24,33 +25,47 @@ _KEEPALIVE: Final = encode_comment(b"keep-alive")
 log = structlog.get_logger("penstock.worker")
 
 
-class ChatResponder:
+class Exchange(Protocol):
+    """One valid request, and how its answer is written."""
+
+    endpoint: str
+    """Its name in log and metrics."""
+    stream: bool
+    """Whether the client asked for a stream."""
+
+    async def start(self, metrics: RequestMetrics) -> Answer:
+        """Hand it to the engine. Raises ApiError; then nothing runs."""
+        ...
+
+    def writer(self) -> Writer: ...
+
+
+class Responder:
     """An ASGI application that answers one request.
 
-    An event stream's headers leave with its first token, so that whatever fails before it has a status of its own; a
+    An event stream's headers leave with its first event, so that whatever fails before it has a status of its own; a
     metered one's with the first chunk of the prompt, for the meter runs from there. A wait longer than ``keepalive_s``
     seconds is filled with comments. Raises ApiError if nothing was sent yet.
     """
 
     def __init__(
         self,
-        service: ChatService,
-        parameters: ChatParameters,
+        exchange: Exchange,
         call: Call,
         door: Door,
+        metrics: RequestMetrics,
         *,
         keepalive_s: float = KEEPALIVE_S,
     ) -> None:
-        self._service = service
-        self._parameters = parameters
+        self._exchange = exchange
         self._call = call
         self._door = door
+        self._metrics = metrics
         self._keepalive_s = keepalive_s
-        self._streams = parameters.stream or call.metered
-        self._head = AnswerHead(f"chatcmpl-{call.request_id.replace('-', '')}", int(time.time()), parameters.model)
-        self._completion: Completion | None = None
+        self._streams = exchange.stream or call.metered
+        self._answer: Answer | None = None
         self._started = False
-        self._outcome = "aborted"
+        self._outcome: Outcome = "aborted"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._door.answering():
@@ -58,7 +73,7 @@ class ChatResponder:
 
     async def _run(self, receive: Receive, send: Send) -> None:
         began = time.monotonic()
-        answering = asyncio.ensure_future(self._answer(send))
+        answering = asyncio.ensure_future(self._serve(send))
         watching = asyncio.ensure_future(self._watch(receive, send))
         try:
             await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -73,13 +88,14 @@ class ChatResponder:
         if not answering.cancelled():
             answering.result()
 
-    async def _answer(self, send: Send) -> None:
+    async def _serve(self, send: Send) -> None:
         try:
-            self._completion = await self._service.start(self._parameters, self._call)
+            self._answer = answer = await self._exchange.start(self._metrics)
+            writer = self._exchange.writer()
             if self._streams:
-                await self._send_events(self._events(self._completion), send)
+                await self._send_events(events(answer, writer, metered=self._call.metered), send)
             else:
-                await self._send_whole(await whole_body(self._head, self._completion), send)
+                await self._send_whole(await whole_body(answer, writer), send)
             self._outcome = "ok"
         except ApiError as fault:
             self._outcome = "failed" if fault.status >= 500 else "refused"
@@ -94,18 +110,11 @@ class ChatResponder:
                 raise unexpected from None
             await self._send_fault(unexpected, send)
         finally:
-            if self._completion is not None:
-                await self._completion.close()
+            if self._answer is not None:
+                await self._answer.close()
 
-    def _events(self, completion: Completion) -> AsyncIterator[bytes]:
-        if not self._parameters.stream:
-            return metered_whole(self._head, completion)
-        return streamed(
-            self._head, completion, include_usage=self._parameters.include_usage, metered=self._call.metered
-        )
-
-    async def _send_events(self, events: AsyncIterator[bytes], send: Send) -> None:
-        async for frame in events:
+    async def _send_events(self, frames: AsyncIterator[bytes], send: Send) -> None:
+        async for frame in frames:
             await self._start_stream(send)
             await send({"type": "http.response.body", "body": frame, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -135,7 +144,7 @@ class ChatResponder:
                 async with asyncio.timeout(self._keepalive_s):
                     message = await receive()
             except TimeoutError:
-                if self._streams and self._completion is not None:
+                if self._streams and self._answer is not None:
                     await self._start_stream(send)
                     await send({"type": "http.response.body", "body": _KEEPALIVE, "more_body": True})
                 continue
@@ -143,13 +152,17 @@ class ChatResponder:
                 return
 
     def _log(self, began: float) -> None:
-        completion = self._completion
+        answer = self._answer
+        prompt_tokens = answer.prompt_tokens if answer else 0
+        completion_tokens = answer.completion_tokens if answer else 0
+        finish_reason = answer.finish_reason if answer and self._outcome == "ok" else None
+        self._metrics.end(self._outcome, finish_reason, prompt_tokens, completion_tokens)
         log.info(
-            "chat",
+            self._exchange.endpoint,
             request_id=self._call.request_id,
             outcome=self._outcome,
-            stream=self._parameters.stream,
-            prompt_tokens=completion.prompt_tokens if completion else 0,
-            completion_tokens=completion.completion_tokens if completion else 0,
+            stream=self._exchange.stream,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
             ms=round((time.monotonic() - began) * 1000),
         )

@@ -148,12 +148,12 @@ async def _serve(
 ) -> bool:
     # Here and not above: the web framework is loaded while the engine process starts.
     from worker.server.app import create_app
-    from worker.server.completion import ChatService
     from worker.server.door import Door
     from worker.server.http import HttpServer
     from worker.server.idle_sleep import sleep_when_idle
     from worker.server.kv_event_stream import KVEventStream
     from worker.server.registration import Registration
+    from worker.server.service import ModelService
 
     url = url_of(bound)
     door = Door(options.fleet_token, token_required=not is_loopback(options.host))
@@ -161,7 +161,7 @@ async def _serve(
     if options.engine.kv_events:
         events = KVEventStream()
         engine.on_kv_events = events.publish
-    server = HttpServer(create_app(ChatService(engine, template, options.served_name), door, events=events))
+    server = HttpServer(create_app(ModelService(engine, template, options.served_name), door, events=events))
     registration: Registration | None = None
     if options.gateway_url and options.fleet_token:
         registration = Registration(

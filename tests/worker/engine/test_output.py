@@ -64,7 +64,7 @@ def test_special_tokens_count_and_show_nothing() -> None:
 @pytest.mark.parametrize("stop", [[], ["zz"]])
 def test_a_stop_token_counts_and_shows_nothing(stop: list[str]) -> None:
     stream = TextStream(ByteTokens(), stop)
-    assert stream.push([65, 66], "stop") == "A"
+    assert stream.push([65, 66], "stop", 66) == "A"
     assert (stream.completion_tokens, stream.finish_reason, stream.stop_string) == (2, "stop", None)
 
 

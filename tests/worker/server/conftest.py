@@ -25,10 +25,10 @@ from worker.engine.client import EngineClient
 from worker.engine.config import EngineConfig
 from worker.server.app import create_app
 from worker.server.chat_template import ChatTemplate
-from worker.server.completion import ChatService
 from worker.server.door import Door
 from worker.server.http import HttpServer
 from worker.server.serve import listen, url_of
+from worker.server.service import ModelService
 from worker.server.tokenizer import Tokenizer
 from worker.weights.gguf import GGUFFile
 from worker.weights.source import resolve_model
@@ -120,7 +120,7 @@ async def scripted(tokenizer: Tokenizer, template: ChatTemplate) -> AsyncIterato
             )
             stack.push_async_callback(engine.close)
             door = Door(FLEET_TOKEN, token_required=token_required)
-            service = ChatService(engine, template, MODEL)
+            service = ModelService(engine, template, MODEL)
             server = HttpServer(create_app(service, door, keepalive_s=keepalive_s, max_body_bytes=max_body_bytes))
             bound = listen("127.0.0.1", 0)
             serving = asyncio.ensure_future(server.serve(bound))

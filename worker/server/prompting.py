@@ -1,0 +1,75 @@
+"""What a chat request says about its prompt: the messages, the tools, and how the template is to be run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from worker.protocol.errors import bad_request
+from worker.server.body import invalid, shown
+from worker.server.messages import read_messages
+
+_RESERVED: Final = frozenset(
+    ("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token")
+)
+"""Names of a template's variables that have fields or sources of their own."""
+
+
+class PromptFields(Protocol):
+    """The fields of a request, as chats and ``/tokenize`` have them."""
+
+    tools: list[dict[str, Any]] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompting:
+    """What the chat template is given. ``messages`` are as templates expect them."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    """Whether the prompt ends with the beginning of the assistant's turn."""
+    continue_final_message: bool = False
+    """Whether the prompt ends inside the last message, so that the answer goes on with it."""
+    variables: dict[str, Any] = field(default_factory=dict)
+    """More variables of the template's."""
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of UTF-8 that the messages' contents have."""
+        return sum(len(message["content"].encode()) for message in self.messages)
+
+
+def read_prompting(messages: list[dict[str, Any]], fields: PromptFields) -> Prompting:
+    """Raises ApiError (400). Tools go to the template as they came; whoever offers calls has read them before."""
+    continues = bool(fields.continue_final_message)
+    if continues and fields.add_generation_prompt:
+        raise bad_request(
+            "'continue_final_message' and 'add_generation_prompt' can't both be true: the answer either goes on with "
+            "the last message or begins a new one.",
+            param="continue_final_message",
+            code="invalid_value",
+        )
+    read = read_messages(messages)
+    if continues and not read[-1]["content"]:
+        raise invalid(
+            "'continue_final_message' needs text in the last message to go on with.", "continue_final_message"
+        )
+    variables = fields.chat_template_kwargs or {}
+    for name in variables:
+        if name in _RESERVED or not name.isidentifier():
+            raise invalid(
+                f"'chat_template_kwargs' may not set {shown(name)}."
+                + (" It has a field of its own." if name in _RESERVED else ""),
+                "chat_template_kwargs",
+            )
+    return Prompting(
+        messages=read,
+        tools=fields.tools or None,
+        add_generation_prompt=not continues if fields.add_generation_prompt is None else fields.add_generation_prompt,
+        continue_final_message=continues,
+        variables=variables,
+    )

@@ -1,0 +1,49 @@
+"""``/tokenize`` and ``/detokenize``: what a prompt becomes, for whoever counts tokens before sending them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Router, post
+
+from worker.protocol.errors import bad_request
+from worker.protocol.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from worker.server.body import convert, decode, invalid, shown
+from worker.server.chat import encode_chat
+from worker.server.door import Door
+from worker.server.inputs import encode_inputs
+from worker.server.prompting import read_prompting
+from worker.server.service import ModelService
+
+
+def token_routes(service: ModelService, door: Door) -> Router:
+    """Route handlers for the worker's application, at its root."""
+
+    @post("/tokenize", status_code=200)
+    async def tokenize(request: Request[Any, Any, Any]) -> Tokenized:
+        asked = convert(decode(await request.body(), "'prompt' or 'messages'"), TokenizeRequest)
+        service.check_name(asked.model or service.name)
+        if asked.messages is not None and asked.prompt is None:
+            ids = await encode_chat(service, read_prompting(asked.messages, asked))
+        elif asked.prompt is not None and asked.messages is None:
+            (ids,) = await encode_inputs(
+                service, [asked.prompt], "prompt", add_special=asked.add_special_tokens is not False
+            )
+        else:
+            raise bad_request("Send either 'prompt' or 'messages'.", param="prompt", code="missing_required_parameter")
+        spelled = None
+        if asked.return_token_strs:
+            spelled = [service.tokenizer.token_bytes(token_id).decode(errors="replace") for token_id in ids]
+        return Tokenized(count=len(ids), max_model_len=service.context, tokens=ids, token_strs=spelled)
+
+    @post("/detokenize", status_code=200)
+    async def detokenize(request: Request[Any, Any, Any]) -> Detokenized:
+        asked = convert(decode(await request.body(), "'tokens'"), DetokenizeRequest)
+        service.check_name(asked.model or service.name)
+        vocab_size = service.engine.info.vocab_size
+        for token_id in asked.tokens:
+            if not 0 <= token_id < vocab_size:
+                raise invalid(f"'tokens' holds {shown(token_id)}. Token ids are 0 to {vocab_size - 1}.", "tokens")
+        return Detokenized(service.tokenizer.showing().decode_bytes(asked.tokens).decode(errors="replace"))
+
+    return Router("/", guards=[door.guard], route_handlers=[tokenize, detokenize])
