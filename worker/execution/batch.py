@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from worker.engine.plan import NULL_BLOCK, NewSequence, SamplingParams, StepPlan
+from worker.execution.sampled_row import SampledRow, SequenceSampling
 
 _INITIAL_ROWS: Final = 16
 
@@ -25,6 +26,7 @@ class HeldSequence:
     sampling: SamplingParams
     num_prompt: int
     """How many of its first tokens are the prompt's; the others are output."""
+    drawing: SequenceSampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Batch:
     sampled_rows: list[int]
     sampled_positions: list[int]
     sampling: list[SamplingParams]
+    draws: list[SampledRow]
 
 
 class SequenceTable:
@@ -89,7 +92,9 @@ class SequenceTable:
             self._grow(self.token_ids.shape[0])
         row = self._free.pop()
         self.token_ids[row, :count] = torch.tensor(new.token_ids, dtype=torch.int32)
-        self._sequences[new.key] = HeldSequence(new.key, row, 0, new.sampling, new.num_prompt)
+        self._sequences[new.key] = HeldSequence(
+            new.key, row, 0, new.sampling, new.num_prompt, SequenceSampling(new.sampling, new.num_prompt)
+        )
 
     def forget(self, key: int) -> None:
         """Give up a sequence's row. An unknown key is no fault: a sequence may end before its first step came here."""
@@ -147,6 +152,7 @@ class SequenceTable:
             sampled_rows=rows[drawn].tolist(),
             sampled_positions=seq_lens[drawn].tolist(),
             sampling=[sequences[index].sampling for index in drawn],
+            draws=[SampledRow(sequences[index].drawing, int(seq_lens[index]), sequences[index].row) for index in drawn],
         )
 
     def _extend(self, sequence: HeldSequence, block_ids: list[list[int]]) -> None:

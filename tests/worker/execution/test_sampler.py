@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from worker.engine.plan import SamplingParams
-from worker.execution.sampler import draw
+from worker.execution.sampled_row import SampledRow, SequenceSampling
+from worker.execution.sampler import Sampler
+
+CPU = torch.device("cpu")
+NOTHING_HELD = torch.zeros(1, 1, dtype=torch.int32)
+
+
+def draw(logits: torch.Tensor, sampling: list[SamplingParams], positions: list[int]) -> torch.Tensor:
+    rows = [SampledRow(SequenceSampling(params, 0), at, 0) for params, at in zip(sampling, positions, strict=True)]
+    return Sampler(logits.shape[1], CPU).draw(logits, rows, NOTHING_HELD).tokens
 
 
 @pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-300, 1e-45, 1e-39])

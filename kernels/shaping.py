@@ -1,0 +1,93 @@
+"""Changing logits before a draw: bans, bias and penalties, in place, on chosen rows of a batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+def allow(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+    """Ban every token whose bit is not set.
+
+    ``logits`` ``[n, vocab]``; ``rows`` int64 ``[m]``, no row twice; ``bits`` int32 ``[m, words]``, little-endian: bit
+    ``t % 32`` of word ``t // 32`` is token ``t``. Bits beyond ``vocab`` mean nothing; tokens
+    beyond the bits are banned.
+    """
+    vocab = logits.shape[1]
+    covered = min(vocab, bits.shape[1] * 32)
+    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
+    banned = ((bits.unsqueeze(2) >> shifts) & 1).view(len(bits), -1)[:, :covered] == 0
+    chosen = logits.index_select(0, rows)
+    chosen[:, :covered].masked_fill_(banned, -torch.inf)
+    chosen[:, covered:] = -torch.inf
+    logits.index_copy_(0, rows, chosen)
+
+
+def ban(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor) -> None:
+    """Ban token ``token_ids[i]`` in row ``rows[i]``; both int64 ``[m]``. ``logits`` ``[n, vocab]``."""
+    logits[rows, token_ids] = -torch.inf
+
+
+def add_bias(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, bias: torch.Tensor) -> None:
+    """Add ``bias[i]`` to token ``token_ids[i]`` in row ``rows[i]``; int64 ``[m]`` and fp32 ``[m]``, no pair twice."""
+    logits[rows, token_ids] += bias
+
+
+class Penalties:
+    """Penalties for the tokens that a sequence already holds.
+
+    Counted anew in each step from the sequences' own tokens on the device: right after preemption, and with a token
+    that the host has not seen, and no state to keep. Costs a few operations for each token held, far less than
+    attention over it; nothing depends on the vocabulary's size but the memory of the counts, which is kept and always
+    zero between calls.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._counts = torch.zeros(0, dtype=torch.int32, device=device)
+
+    def apply(
+        self,
+        logits: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        held: torch.Tensor,
+        held_rows: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        prompts: npt.NDArray[np.int64],
+        repetition: npt.NDArray[np.float32],
+        presence: npt.NDArray[np.float32],
+        frequency: npt.NDArray[np.float32],
+    ) -> None:
+        """Penalise rows ``rows`` of ``logits`` (fp32 ``[n, vocab]``, contiguous), in place.
+
+        ``held`` int32 ``[sequences, longest]``: sequence ``held_rows[i]`` holds ``lengths[i]`` tokens, of which the
+        first ``prompts[i]`` are prompt. Every other array ``[m]``. A token of prompt or output has its logit divided by
+        ``repetition`` if above 0, else multiplied by it; then a token of the output loses ``frequency`` for each time
+        it stands there, and ``presence`` once.
+        """
+        device, vocab, total = logits.device, logits.shape[1], int(lengths.sum())
+
+        def on_device(values: npt.NDArray[np.int64] | npt.NDArray[np.float32]) -> torch.Tensor:
+            return torch.from_numpy(values).to(device)
+
+        owner = torch.repeat_interleave(on_device(lengths), output_size=total)
+        place = torch.arange(total, device=device) - on_device(np.cumsum(lengths) - lengths)[owner]
+        tokens = held[on_device(held_rows)[owner], place].to(torch.int64)
+        at = on_device(rows)[owner] * vocab + tokens
+        flat = logits.view(-1)
+        values, factor = flat[at], on_device(repetition)[owner]
+        values = torch.where(values > 0, values / factor, values * factor)
+        if presence.any() or frequency.any():
+            counts = self._count(owner * vocab + tokens, place >= on_device(prompts)[owner], len(rows) * vocab)
+            values = values - on_device(frequency)[owner] * counts - on_device(presence)[owner] * (counts > 0)
+        # A token that stands several times writes the same value as often.
+        flat[at] = values
+
+    def _count(self, at: torch.Tensor, counted: torch.Tensor, size: int) -> torch.Tensor:
+        """How often each element's place occurs among the ``counted`` ones; int32, the shape of ``at``."""
+        if len(self._counts) < size:
+            self._counts = torch.zeros(size, dtype=torch.int32, device=at.device)
+        self._counts.scatter_add_(0, at, counted.to(torch.int32))
+        counts = self._counts[at]
+        self._counts.index_fill_(0, at, 0)
+        return counts
