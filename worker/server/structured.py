@@ -163,7 +163,7 @@ def _reader(name: str, value: Any, field: str) -> Callable[[], Grammar]:
 
 def _json(value: Any, field: str) -> Grammar:
     if isinstance(value, str):
-        _check_size(value, field)
+        check_size(value, field)
         try:
             value = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError) as fault:
@@ -190,7 +190,7 @@ def _choice(value: Any, field: str) -> Grammar:
 
 def _lark(value: Any, field: str) -> Grammar:
     text = _text(value, field)
-    _check_size(text, field)
+    check_size(text, field)
     try:
         # What is written as llama.cpp's GBNF (`root ::= ...`) becomes Lark; Lark stays as it is.
         text = any_to_lark(text)
@@ -215,7 +215,7 @@ def _text(value: Any, field: str) -> str:
     return value
 
 
-def _check_size(text: str, field: str) -> None:
+def check_size(text: str, field: str) -> None:
     size = len(text.encode(errors="replace"))
     if size > MAX_GRAMMAR_BYTES:
         raise bad_request(
@@ -226,7 +226,7 @@ def _check_size(text: str, field: str) -> None:
 
 
 def _checked(grammar: Grammar, field: str) -> Grammar:
-    _check_size(grammar.text, field)
+    check_size(grammar.text, field)
     if fault := check_grammar(grammar):
         what = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}[grammar.kind]
         raise bad_request(
