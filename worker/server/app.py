@@ -31,8 +31,9 @@ from worker.server.service import ModelService
 from worker.server.tokens import token_routes
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
-_LONG_BODY: Final = 128 * 1024
-"""Bytes from which a body is read in a thread, so that running streams do not stutter."""
+_LONG_BODY: Final = 8 * 1024
+"""Bytes from which a body is read in a thread, so that running streams do not stutter: it may hold a grammar, whose
+check takes a while."""
 
 log = structlog.get_logger("penstock.worker")
 

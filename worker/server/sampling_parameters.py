@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -14,6 +14,7 @@ from worker.engine.plan import SamplingParams
 from worker.protocol.errors import bad_request
 from worker.protocol.generation import GenerationRequest
 from worker.server.body import Neutral, invalid, neutral, shown
+from worker.server.structured import response_grammar
 
 MAX_CHOICES: Final = 128
 MAX_STOP_STRINGS: Final = 16
@@ -57,7 +58,8 @@ class Drawing:
     """None: as many as fit. 0: none, which only an echo may ask for."""
     max_tokens_field: str
     """The field that ``max_tokens`` came from, for messages."""
-    grammar: Grammar | None = None
+    grammar: Grammar | None
+    """What the text must be."""
 
     def of_choice(self, index: int, seed: int, eos_token_ids: list[int]) -> SamplingParams:
         """What the engine is told of choice ``index`` of a prompt."""
@@ -70,9 +72,6 @@ class Drawing:
         """The tokens that end a sequence of this answer."""
         ends = self.stop_token_ids if self.ignore_eos else [*eos_token_ids, *self.stop_token_ids]
         return list(dict.fromkeys(ends))
-
-    def with_grammar(self, grammar: Grammar | None) -> Drawing:
-        return replace(self, grammar=grammar)
 
 
 def draw_seed() -> int:
@@ -130,6 +129,14 @@ def read_drawing(
         show_special=request.skip_special_tokens is False,
         max_tokens=max_tokens,
         max_tokens_field=field,
+        grammar=response_grammar(
+            request.response_format,
+            request.structured_outputs,
+            guided_json=request.guided_json,
+            guided_regex=request.guided_regex,
+            guided_choice=request.guided_choice,
+            guided_grammar=request.guided_grammar,
+        ),
     )
 
 
@@ -221,16 +228,3 @@ def _stop(stop: str | list[str] | None) -> list[str]:
                 f"'stop' holds a string of {len(text)} characters. At most {MAX_STOP_LENGTH} are allowed.", "stop"
             )
     return strings
-
-
-def structured_fields(request: GenerationRequest) -> dict[str, Any]:
-    """What a request says about the form of its output."""
-    names = (
-        "response_format",
-        "structured_outputs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-    )
-    return {name: getattr(request, name) for name in names}
