@@ -1,6 +1,6 @@
-"""The host tier of the KV cache: pages in host memory, and their traffic with the device's pool.
+"""The host tier's memory: pages beside the device's pool, and the copies between the two.
 
-Which content lies where is the engine's business (``worker/engine/kv_connector.py``); here are only pages and copies.
+Which content lies where is the engine's business (``worker/engine/kv_connector.py``); here are only pages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.page_copy import Copy, host_pages, page_copier, page_rows
+from kernels.page_copy import Copy, PageCopier, host_pages, page_copier, page_rows
 from worker.engine.plan import NULL_BLOCK, Tier, Transfer, TransferResult
 
 log = logging.getLogger("penstock.engine")
@@ -26,7 +26,7 @@ class _Running:
     """None if nothing could be begun."""
 
 
-class HostTier:
+class HostPages:
     """Pages of host memory beside a device's pool, ``[num_blocks]`` of them, and the transfers between the two.
 
     ``pool`` ``[blocks, ...]``: the device's pages. Transfers end in the order in which they were submitted. What goes
@@ -34,31 +34,29 @@ class HostTier:
     this tier was made, or whose last filling failed, fails when it is read.
     """
 
-    def __init__(self, pool: torch.Tensor, num_blocks: int) -> None:
+    def __init__(self, pool: torch.Tensor, num_blocks: int, copier: PageCopier | None = None) -> None:
         self._num_blocks = num_blocks
         self._rows: dict[Tier, torch.Tensor] = {}
         self.attach(pool)
-        self._copier = page_copier(pool.device)
+        self._copier = page_copier(pool.device) if copier is None else copier
         self._running: deque[_Running] = deque()
         self._ended: list[TransferResult] = []
         self._filled: set[int] = set()
 
-    def detach(self, *, keep: bool) -> None:
-        """Wait for every transfer, then let go of the pool and, unless ``keep``, of the content of the host's blocks.
-        How the transfers ended is still told by ``done``. No harm if it was let go before."""
-        self.wait()
-        self._ended += self.done()
-        self._rows.pop(Tier.DEVICE, None)
-        if not keep:
-            self._rows.pop(Tier.HOST, None)
-            self._filled.clear()
+    def detach(self) -> None:
+        """Wait for every transfer, then give up the host's pages and let go of the pool. How the transfers ended is
+        still told by ``done``. Nothing happens the second time."""
+        for running in self._running:
+            if running.copy is not None:
+                running.copy.wait()
+        self._ended = self.done()
+        self._rows.clear()
+        self._filled.clear()
 
     def attach(self, pool: torch.Tensor) -> None:
-        """Go on with another pool of such pages."""
+        """Go on with a pool of such pages, and empty pages of the host."""
         rows = page_rows(pool)
-        self._rows[Tier.DEVICE] = rows
-        if Tier.HOST not in self._rows:
-            self._rows[Tier.HOST] = host_pages(self._num_blocks, rows.shape[1], pool.device)
+        self._rows = {Tier.DEVICE: rows, Tier.HOST: host_pages(self._num_blocks, rows.shape[1], pool.device)}
 
     def submit(self, transfer: Transfer) -> None:
         """Begin a transfer. Raises ``ValueError`` if it does not lead from one tier to the other."""
@@ -90,12 +88,6 @@ class HostTier:
             self._running.popleft()
             results.append(self._result(running, good))
         return results
-
-    def wait(self) -> None:
-        """Until every transfer has ended; ``done`` tells how."""
-        for running in self._running:
-            if running.copy is not None:
-                running.copy.wait()
 
     def _result(self, running: _Running, good: bool) -> TransferResult:
         transfer = running.transfer

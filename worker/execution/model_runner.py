@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -28,39 +28,46 @@ from worker.engine.plan import (
 )
 from worker.execution import threads
 from worker.execution.batch import Batch, SequenceTable
-from worker.execution.kv_transfer import HostTier
+from worker.execution.kv_transfer import HostPages
 from worker.execution.memory import block_size_of, pool_sizes
 from worker.execution.model_source import ModelSource, max_model_len
 from worker.execution.pooling import Pooler
-from worker.execution.sampler import draw
+from worker.execution.prompt_logprobs import PromptScorer, PromptScores
+from worker.execution.sampler import Draws, Sampler
 from worker.model.decoder import Decoder
 from worker.model.layers import GroupContext, StepContext
 
 _WARM_UP_KEY: Final = -1
+_ASLEEP: Final = "the runner sleeps; wake it before the next step or transfer"
 
 
 @dataclass(frozen=True, slots=True)
 class StepHandle:
     """A step whose forward pass was submitted. ``logits`` ``[spans that sample, vocab]``; None if none does.
-    ``vectors``: by sequence key, the embeddings that it completes, fp32 ``[hidden]``."""
+    By sequence key: ``vectors``, the embeddings that it completes, and what it found out about prompts."""
 
     batch: Batch
     logits: torch.Tensor | None
-    vectors: dict[int, torch.Tensor] = field(default_factory=dict)
+    vectors: dict[int, Readback]
+    prompt_scores: dict[int, PromptScores]
 
 
 @dataclass(frozen=True, slots=True)
 class StepDrawn:
-    """A step whose draws were submitted. ``tokens`` int64 ``[spans that sample]``; None if none does."""
+    """A step whose draws were submitted. ``tokens`` int64 ``[spans that sample]`` and ``draws``: None if none does."""
 
+    handle: StepHandle
     tokens: Readback | None
-    vectors: dict[int, Readback]
+    draws: Draws | None
 
     def result(self) -> StepResult:
         """Wait for the step and read what it gave."""
+        held = self.handle.batch.sampled_sequences
         return StepResult(
             [] if self.tokens is None else self.tokens.read().tolist(),
-            embeddings={key: vector.read().tolist() for key, vector in self.vectors.items()},
+            {} if self.draws is None else {held[row].key: found for row, found in self.draws.logprobs().items()},
+            {key: scores.read() for key, scores in self.handle.prompt_scores.items()},
+            {key: vector.read().tolist() for key, vector in self.handle.vectors.items()},
         )
 
 
@@ -72,6 +79,7 @@ class _Loaded:
     cache: PagedCache
     sequences: SequenceTable
     pooler: Pooler
+    scorer: PromptScorer
 
 
 class ModelRunner:
@@ -104,7 +112,8 @@ class ModelRunner:
             self.num_blocks, self.num_host_blocks = sizes
             loaded = self._load(model)
         self._loaded: _Loaded | None = loaded
-        self._host = HostTier(loaded.cache.pages, self.num_host_blocks) if self.num_host_blocks else None
+        self._sampler = Sampler(self.vocab_size, self.device, self.eos_token_ids)
+        self._host = HostPages(loaded.cache.pages, self.num_host_blocks) if self.num_host_blocks else None
         self._warm_up(config.max_batched_tokens)
 
     def _load(self, model: Decoder) -> _Loaded:
@@ -122,12 +131,13 @@ class ModelRunner:
             ),
             SequenceTable(self.max_model_len, self.block_size, self.device, len(self.cache_groups)),
             Pooler(),
+            PromptScorer(),
         )
 
     @property
     def _awake(self) -> _Loaded:
         if self._loaded is None:
-            raise RuntimeError("the runner sleeps; wake it before the next step or transfer")
+            raise RuntimeError(_ASLEEP)
         return self._loaded
 
     @torch.inference_mode()
@@ -163,38 +173,45 @@ class ModelRunner:
             rotations=model.rotations.index_select(0, batch.positions),
         )
         hidden = model.forward(batch.token_ids, context)
-        loaded.pooler.follow(plan.new, plan.retired)
-        vectors = loaded.pooler.pool(plan, batch.query_start, hidden, model) if loaded.pooler else {}
         logits = model.logits(hidden.index_select(0, batch.sampled)) if batch.sampling else None
-        return StepHandle(batch, logits, vectors)
+        pooler, scorer = loaded.pooler, loaded.scorer
+        pooler.follow(plan.new, plan.retired)
+        scorer.follow(plan.new, plan.retired)
+        return StepHandle(
+            batch,
+            logits,
+            pooler.pool(plan, batch.query_start, hidden, model) if pooler else {},
+            scorer.score(plan, batch.query_start, hidden, model) if scorer else {},
+        )
 
     @torch.inference_mode()
     def sample(self, handle: Handle, masks: TokenMasks | None = None) -> StepDrawn:
         """Draw the next token of each span that samples, and append it to its sequence."""
         if not isinstance(handle, StepHandle):
             raise TypeError(f"not a handle of this runner: {handle!r}")
-        vectors = {key: Readback(vector) for key, vector in handle.vectors.items()}
         if handle.logits is None:
-            return StepDrawn(None, vectors)
+            return StepDrawn(handle, None, None)
         batch = handle.batch
-        tokens = draw(handle.logits, batch.sampling, batch.sampled_positions)
-        self._awake.sequences.append(batch.sampled_rows, batch.sampled_positions, tokens)
-        return StepDrawn(Readback(tokens), vectors)
+        sequences = self._awake.sequences
+        draws = self._sampler.draw(handle.logits, batch.draws, sequences.token_ids, masks)
+        sequences.append(batch.sampled_rows, batch.sampled_positions, draws.tokens)
+        return StepDrawn(handle, Readback(draws.tokens), draws)
 
     def transfer(self, transfer: Transfer) -> None:
         """Begin to copy blocks between the pool and the host tier. Raises ``ValueError`` if there is no host tier."""
         if self._host is None:
             raise ValueError("there is no host tier; give host_kv_bytes")
-        if self._awake:
-            self._host.submit(transfer)
+        if self._loaded is None:
+            raise RuntimeError(_ASLEEP)
+        self._host.submit(transfer)
 
     def transfers_done(self) -> list[TransferResult]:
         """The transfers that have ended since the last call, without waiting."""
         return [] if self._host is None else self._host.done()
 
     def sleep(self, level: int) -> None:
-        """Give up the KV pool and every sequence; 1: keep the weights in host memory (on CPU they stay where they are),
-        2: drop them and the host tier's content. Waits for transfers. A runner that sleeps may sleep deeper.
+        """Give up all KV, the host tier's too, and every sequence; 1: keep the weights in host memory (on CPU they stay
+        where they are), 2: drop them. Waits for transfers. A runner that sleeps may sleep deeper.
 
         Raises ``ValueError`` for another level, and, with nothing given up, what reading the weights may raise.
         """
@@ -205,7 +222,7 @@ class ModelRunner:
         elif level == 2:
             self._source.drop()
         if self._host is not None:
-            self._host.detach(keep=level == 1)
+            self._host.detach()
         self._loaded = None
         release_memory(self.device)
 
@@ -224,3 +241,4 @@ class ModelRunner:
         loaded = self._awake
         loaded.sequences.forget(key)
         loaded.pooler.follow([], [key])
+        loaded.scorer.follow([], [key])

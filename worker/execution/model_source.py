@@ -20,7 +20,7 @@ from worker.weights.loading import load_decoder
 
 
 class ModelSource:
-    """Builds the model from its file, as often as it is wanted."""
+    """Builds the model from its file or folder, as often as it is wanted."""
 
     def __init__(self, config: EngineConfig, device: torch.device, block_size: int) -> None:
         self._path = Path(config.model_path)

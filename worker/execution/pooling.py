@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.readback import Readback
 from worker.engine.plan import NewSequence, Pooling, StepPlan
 from worker.model.decoder import Decoder
 
@@ -42,8 +43,8 @@ class Pooler:
 
     def pool(
         self, plan: StepPlan, query_start: npt.NDArray[np.int32], hidden: torch.Tensor, model: Decoder
-    ) -> dict[int, torch.Tensor]:
-        """The vectors that a step completes, by sequence key: fp32 ``[hidden]``, on the device.
+    ) -> dict[int, Readback]:
+        """The vectors that a step completes, by sequence key: fp32 ``[hidden]``.
 
         ``hidden`` ``[tokens, hidden]``: ``Decoder.forward``'s result, before the final norm; span ``i`` of the plan
         begins at row ``query_start[i]``. Raises ``ValueError`` if a mean would leave tokens out: its sequence must be
@@ -58,7 +59,7 @@ class Pooler:
             first, last = int(query_start[index]), int(query_start[index + 1])
             if pooled.pooling == "last":
                 if end == pooled.length:
-                    vectors[span.key] = model.normalize(hidden[last - 1 : last])[0].to(torch.float32)
+                    vectors[span.key] = Readback(model.normalize(hidden[last - 1 : last])[0].to(torch.float32))
                 continue
             if span.start != pooled.summed:
                 raise ValueError(f"sequence {span.key} pools a mean, but token {pooled.summed} is not the span's first")
@@ -66,5 +67,5 @@ class Pooler:
             pooled.total = added if pooled.total is None else pooled.total + added
             pooled.summed = end
             if end == pooled.length:
-                vectors[span.key] = pooled.total / pooled.length
+                vectors[span.key] = Readback(pooled.total / pooled.length)
         return vectors
