@@ -64,3 +64,22 @@ def test_tables_and_slots_over_many_blocks(at_once: bool) -> None:
     batch = table.prepare(StepPlan(4, [NewSequence(3, [1] * 20, greedy)], [Span(3, 0, 20, [[77, 78]], True)], [LONG]))
     assert batch.block_tables[0].tolist() == [[77, 78]]
     assert batch.slots[0].tolist() == slots([77, 78], 0, 20)
+
+
+def test_each_cache_group_has_its_own_blocks() -> None:
+    table = SequenceTable(100, BLOCK, torch.device("cpu"), num_groups=2)
+    greedy = SamplingParams(temperature=0.0)
+    new = [NewSequence(LONG, list(range(40)), greedy), NewSequence(SHORT, [1, 2], greedy)]
+    # A hit: what comes before token 32 is in the cache, and a window has left the first block behind.
+    spans = [Span(SHORT, 0, 2, [[9], [8]], True), Span(LONG, 32, 8, [[3, 4, 5], [0, 7, 6]], True)]
+    batch = table.prepare(StepPlan(0, new, spans, []))
+    assert [tables.tolist() for tables in batch.block_tables] == [[[9, 0, 0], [3, 4, 5]], [[8, 0, 0], [0, 7, 6]]]
+    assert batch.slots[0].tolist() == slots([9], 0, 2) + slots([3, 4, 5], 32, 8)
+    assert batch.slots[1].tolist() == slots([8], 0, 2) + slots([0, 7, 6], 32, 8)
+    assert [sequence.key for sequence in batch.sequences] == [SHORT, LONG]
+    for wrong in ([[10]], [[10], [11], [12]], [[10, 11], [12]]):
+        with pytest.raises(ValueError, match=r"sequence 2 is given .* 2 cache groups"):
+            table.prepare(StepPlan(1, [], [Span(SHORT, 2, 1, wrong, True)], []))
+    table.forget(LONG)
+    batch = table.prepare(StepPlan(2, [NewSequence(3, [1] * 20, greedy)], [Span(3, 0, 20, [[7, 1], [2, 3]], True)], []))
+    assert [tables.tolist() for tables in batch.block_tables] == [[[7, 1]], [[2, 3]]]
