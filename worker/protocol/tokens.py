@@ -13,7 +13,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Any = None
     add_special_tokens: bool | None = None
     """Whether a ``prompt`` gets the tokens that the model wants in front; messages have theirs from the template."""
     return_token_strs: bool | None = None

@@ -1,4 +1,4 @@
-"""Chat completions: from a valid request to an answer in OpenAI's shape, whole or in chunks."""
+"""Chat completions: from a valid request to the choices that answer it."""
 
 from __future__ import annotations
 
@@ -6,40 +6,23 @@ import asyncio
 import time
 from uuid import uuid4
 
-import msgspec
-
-from worker.engine.messages import EngineRequest
-from worker.engine.output import TextStream
-from worker.engine.plan import TokenLogprobs
-from worker.protocol.chat import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    Choice,
-    ChoiceLogprobs,
-    ChunkChoice,
-    Delta,
-    FinishReason,
-    Message,
-)
+from worker.engine.messages import EngineRequest, Grammar
+from worker.engine.output import Detokenizer, TextStream
 from worker.protocol.errors import bad_request, context_length_exceeded
-from worker.protocol.usage import Usage
-from worker.server import choices
 from worker.server.answer import AnswerHead, Writer
 from worker.server.call import Call
 from worker.server.chat_template import TemplateRefused
-from worker.server.choices import Answer, Update
-from worker.server.logprobs import chat_logprobs
+from worker.server.chat_writers import ChatPieces, StreamedChat, WholeChat
+from worker.server.choices import Answer, Choice
 from worker.server.metrics import RequestMetrics
 from worker.server.parameters import ChatParameters
 from worker.server.prompting import Prompting
 from worker.server.sampling_parameters import draw_seed
 from worker.server.service import LONG_TEXT, ModelService
-from worker.server.tokenizer import Tokenizer, UntokenizableText
+from worker.server.tokenizer import UntokenizableText
 
 _MESSAGE_WORK = 256
 """A message's own work, in bytes of text that take as long."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 class ChatExchange:
@@ -48,10 +31,12 @@ class ChatExchange:
     endpoint = "chat"
 
     def __init__(self, service: ModelService, parameters: ChatParameters, call: Call) -> None:
+        """Raises ApiError (400)."""
         self._service = service
         self._parameters = parameters
         self._call = call
         self.stream = parameters.stream
+        self._grammar = self._form()
         self._head = AnswerHead(f"chatcmpl-{call.request_id.replace('-', '')}", int(time.time()), parameters.model)
 
     async def start(self, metrics: RequestMetrics) -> Answer:
@@ -82,16 +67,21 @@ class ChatExchange:
                 salt=call.salt,
                 tenant=call.tenant,
                 weight=call.weight,
-                grammar=drawing.grammar,
+                grammar=self._grammar,
             )
             for index in range(drawing.choices)
         ]
         generations = await service.submit(requests, progress=call.metered)
-        detokenizer = service.tokenizer.showing() if drawing.show_special else service.tokenizer
+        detokenizer: Detokenizer = service.tokenizer
+        if drawing.show_special:
+            detokenizer = service.tokenizer.showing()
+        elif parameters.tools.mode != "none":
+            # Where the marks of a call are special tokens, the parser has to see them.
+            detokenizer = service.tokenizer.showing(service.tool_format.markers)
         return Answer(
             [len(prompt)],
             [
-                choices.Choice(
+                Choice(
                     0,
                     generation,
                     TextStream(
@@ -109,15 +99,32 @@ class ChatExchange:
         )
 
     def writer(self) -> Writer:
-        count, tokenizer = self._parameters.drawing.choices, self._service.tokenizer
-        if not self.stream:
-            return WholeChat(self._head, count, tokenizer if self._parameters.logprobs else None)
-        return StreamedChat(
-            self._head,
-            count,
-            tokenizer if self._parameters.logprobs else None,
-            include_usage=self._parameters.include_usage,
-        )
+        parameters, service = self._parameters, self._service
+        pieces = [ChatPieces(parameters.tools.parser(service.tool_format)) for _ in range(parameters.drawing.choices)]
+        logprobs_of = service.tokenizer if parameters.logprobs else None
+        if self.stream:
+            return StreamedChat(self._head, pieces, logprobs_of, include_usage=parameters.include_usage)
+        return WholeChat(self._head, pieces, logprobs_of)
+
+    def _form(self) -> Grammar | None:
+        """What the text must be: as the request asks for it, or a call where one is required. Raises ApiError (400)."""
+        tools, form = self._parameters.tools, self._parameters.drawing.grammar
+        if tools.mode == "auto" and not self._service.template.shows_tools:
+            raise bad_request(
+                "This model's chat template has no place for tools, so the model would not know of them. Leave 'tools' "
+                "out, or force a call by 'tool_choice'.",
+                param="tools",
+                code="unsupported_parameter",
+            )
+        forced = tools.grammar(self._service.tool_format)
+        if forced is not None and form is not None:
+            raise bad_request(
+                "A required tool call and a form of the output (as by 'response_format') can't both rule it. Send one "
+                "of them.",
+                param="tool_choice",
+                code="invalid_value",
+            )
+        return forced or form
 
 
 async def encode_chat(service: ModelService, prompting: Prompting) -> list[int]:
@@ -145,84 +152,3 @@ async def encode_chat(service: ModelService, prompting: Prompting) -> list[int]:
         return await asyncio.to_thread(encode)
     except (TemplateRefused, UntokenizableText) as fault:
         raise bad_request(str(fault), param="messages", code="invalid_value") from fault
-
-
-class WholeChat:
-    """Writes a chat's answer as one JSON body."""
-
-    def __init__(self, head: AnswerHead, count: int, logprobs_of: Tokenizer | None) -> None:
-        """``logprobs_of``: the tokenizer, where log-probabilities are asked for."""
-        self._head = head
-        self._logprobs_of = logprobs_of
-        self._texts: list[list[str]] = [[] for _ in range(count)]
-        self._logprobs: list[list[TokenLogprobs]] = [[] for _ in range(count)]
-        self._ends: list[tuple[FinishReason | None, str | int | None]] = [(None, None)] * count
-
-    def push(self, update: Update) -> list[bytes]:
-        self._texts[update.choice].append(update.text)
-        self._logprobs[update.choice] += update.logprobs
-        if update.finish_reason is not None:
-            self._ends[update.choice] = (update.finish_reason, update.stop_reason)
-        return []
-
-    def end(self, usage: Usage) -> list[bytes]:
-        head = self._head
-        written = [self._choice(index) for index in range(len(self._texts))]
-        return [
-            _encode(ChatCompletion(id=head.id, created=head.created, model=head.model, choices=written, usage=usage))
-        ]
-
-    def _choice(self, index: int) -> Choice:
-        finish_reason, stop_reason = self._ends[index]
-        logprobs = None
-        if self._logprobs_of is not None:
-            logprobs = chat_logprobs(self._logprobs[index], self._logprobs_of)
-        return Choice(index, Message("assistant", "".join(self._texts[index])), finish_reason, logprobs, stop_reason)
-
-
-class StreamedChat:
-    """Writes a chat's answer in chunks: of each choice the role first, then text as it comes, and one finish reason;
-    at the end the usage, if asked for.
-    """
-
-    def __init__(self, head: AnswerHead, count: int, logprobs_of: Tokenizer | None, *, include_usage: bool) -> None:
-        """``logprobs_of``: the tokenizer, where log-probabilities are asked for."""
-        self._head = head
-        self._logprobs_of = logprobs_of
-        self._begun = [False] * count
-        self._include_usage = include_usage
-
-    def push(self, update: Update) -> list[bytes]:
-        index = update.choice
-        written: list[bytes] = []
-        if update.began and not self._begun[index]:
-            self._begun[index] = True
-            written.append(self._chunk(index, Delta(role="assistant", content="")))
-        logprobs = None
-        if self._logprobs_of is not None and update.logprobs:
-            logprobs = chat_logprobs(update.logprobs, self._logprobs_of)
-        if update.text or logprobs is not None:
-            written.append(self._chunk(index, Delta(content=update.text), logprobs))
-        if update.finish_reason is not None:
-            written.append(
-                self._event([ChunkChoice(index, Delta(), update.finish_reason, stop_reason=update.stop_reason)])
-            )
-        return written
-
-    def end(self, usage: Usage) -> list[bytes]:
-        return [self._event([], usage)] if self._include_usage else []
-
-    def _chunk(self, index: int, delta: Delta, logprobs: ChoiceLogprobs | None = None) -> bytes:
-        return self._event([ChunkChoice(index, delta, logprobs=logprobs)])
-
-    def _event(self, written: list[ChunkChoice], usage: Usage | None = None) -> bytes:
-        head = self._head
-        return _encode(
-            ChatCompletionChunk(
-                id=head.id,
-                created=head.created,
-                model=head.model,
-                choices=written,
-                usage=usage if self._include_usage else msgspec.UNSET,
-            )
-        )

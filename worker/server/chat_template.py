@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -110,6 +111,8 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self.source = source
         self.tokenizer = tokenizer
+        self.shows_tools = re.search(r"\btools\b", source) is not None
+        """Whether the template has a place for tools."""
         self._knows_developers = "developer" in source
 
     def render(

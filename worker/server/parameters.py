@@ -10,6 +10,7 @@ from worker.protocol.errors import bad_request
 from worker.server.body import Neutral, convert, decode, invalid, neutral, refuse_unsupported
 from worker.server.prompting import Prompting, read_prompting
 from worker.server.sampling_parameters import UNSUPPORTED, Drawing, read_drawing, read_stream
+from worker.server.tools import ToolUse, read_tools
 
 MAX_TOP_LOGPROBS: Final = 20
 
@@ -36,6 +37,7 @@ class ChatParameters:
     include_usage: bool
     drawing: Drawing
     logprobs: bool
+    tools: ToolUse
 
 
 def read_chat_parameters(body: bytes, vocab_size: int) -> ChatParameters:
@@ -47,13 +49,15 @@ def read_chat_parameters(body: bytes, vocab_size: int) -> ChatParameters:
     drawing = read_drawing(
         request, vocab_size, logprobs=_logprobs(request), max_completion_tokens=request.max_completion_tokens
     )
+    tools = read_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
     return ChatParameters(
         model=request.model,
-        prompting=read_prompting(request.messages, request),
+        prompting=read_prompting(request.messages, request, tools),
         stream=stream,
         include_usage=include_usage,
         drawing=drawing,
         logprobs=bool(request.logprobs),
+        tools=tools,
     )
 
 

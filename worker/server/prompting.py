@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from worker.protocol.errors import bad_request
 from worker.server.body import invalid, shown
 from worker.server.messages import read_messages
+from worker.server.tools import ToolUse
 
 _RESERVED: Final = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token")
@@ -18,7 +20,6 @@ _RESERVED: Final = frozenset(
 class PromptFields(Protocol):
     """The fields of a request, as chats and ``/tokenize`` have them."""
 
-    tools: list[dict[str, Any]] | None
     add_generation_prompt: bool | None
     continue_final_message: bool | None
     chat_template_kwargs: dict[str, Any] | None
@@ -29,7 +30,8 @@ class Prompting:
     """What the chat template is given. ``messages`` are as templates expect them."""
 
     messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """As the request has them; None: none may be called."""
     add_generation_prompt: bool = True
     """Whether the prompt ends with the beginning of the assistant's turn."""
     continue_final_message: bool = False
@@ -43,8 +45,8 @@ class Prompting:
         return sum(len(message["content"].encode()) for message in self.messages)
 
 
-def read_prompting(messages: list[dict[str, Any]], fields: PromptFields) -> Prompting:
-    """Raises ApiError (400). Tools go to the template as they came; whoever offers calls has read them before."""
+def read_prompting(messages: list[dict[str, Any]], fields: PromptFields, tools: ToolUse) -> Prompting:
+    """Raises ApiError (400)."""
     continues = bool(fields.continue_final_message)
     if continues and fields.add_generation_prompt:
         raise bad_request(
@@ -68,7 +70,7 @@ def read_prompting(messages: list[dict[str, Any]], fields: PromptFields) -> Prom
             )
     return Prompting(
         messages=read,
-        tools=fields.tools or None,
+        tools=tools.for_template,
         add_generation_prompt=not continues if fields.add_generation_prompt is None else fields.add_generation_prompt,
         continue_final_message=continues,
         variables=variables,

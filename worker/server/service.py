@@ -29,6 +29,7 @@ from worker.protocol.errors import (
 from worker.server.call import Call
 from worker.server.chat_template import ChatTemplate
 from worker.server.tokenizer import Tokenizer
+from worker.server.tools import tool_format_of
 
 LONG_TEXT: Final = 16_384
 """Bytes of text from which a prompt is templated and tokenised in a thread: about 2 ms of work."""
@@ -37,10 +38,17 @@ LONG_TEXT: Final = 16_384
 class ModelService:
     """One model: its engine, its template and tokenizer, and the name that requests ask for it by."""
 
-    def __init__(self, engine: EngineClient, template: ChatTemplate, name: str) -> None:
+    def __init__(
+        self, engine: EngineClient, template: ChatTemplate, name: str, *, tool_format: str | None = None
+    ) -> None:
+        """``tool_format``: how the model writes tool calls, one of ``FORMAT_NAMES``; None: guessed from the template.
+
+        Raises ValueError for an unknown one.
+        """
         self.engine = engine
         self.template = template
         self.name = name
+        self.tool_format = tool_format_of(template.source, tool_format, template.tokenizer.special_tokens)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -14,6 +14,7 @@ from worker.server.door import Door
 from worker.server.inputs import encode_inputs
 from worker.server.prompting import read_prompting
 from worker.server.service import ModelService
+from worker.server.tools import read_tools
 
 
 def token_routes(service: ModelService, door: Door) -> Router:
@@ -24,7 +25,7 @@ def token_routes(service: ModelService, door: Door) -> Router:
         asked = convert(decode(await request.body(), "'prompt' or 'messages'"), TokenizeRequest)
         service.check_name(asked.model or service.name)
         if asked.messages is not None and asked.prompt is None:
-            ids = await encode_chat(service, read_prompting(asked.messages, asked))
+            ids = await encode_chat(service, read_prompting(asked.messages, asked, read_tools(asked.tools)))
         elif asked.prompt is not None and asked.messages is None:
             (ids,) = await encode_inputs(
                 service, [asked.prompt], "prompt", add_special=asked.add_special_tokens is not False
