@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import shutil
 import signal
@@ -26,10 +27,13 @@ from worker.engine.messages import (
     INPUT_SOCKET,
     OUTPUT_SOCKET,
     AbortRequests,
+    Control,
     EngineOutput,
     EngineRequest,
+    EngineStats,
     Failed,
     FromEngine,
+    KVEventBatch,
     Ready,
     StepOutputs,
     encoder,
@@ -92,10 +96,21 @@ def run(directory: str, build: Callable[[EngineConfig], ModelRunner]) -> int:
 
 
 def serve(engine: Engine, receiver: zmq.Socket[bytes], send: Callable[[FromEngine], None]) -> NoReturn:
-    """Take what arrives, run a step, tell what came of it; sleep while there is nothing to run. Ends by an error."""
+    """Take what arrives, run a step, tell what came of it; sleep while there is nothing to do. Ends by an error."""
+    told = EngineStats()
+
+    def tell(outputs: list[EngineOutput]) -> None:
+        nonlocal told
+        if events := engine.kv_events():
+            send(KVEventBatch(events))
+        stats = engine.stats
+        if outputs or stats != told:
+            send(StepOutputs(outputs, stats))
+            told = stats
+
     while True:
         outputs: list[EngineOutput] = []
-        while receiver.poll(0 if engine.has_work or outputs else None):
+        while receiver.poll(_milliseconds(0 if outputs else engine.wait_s)):
             message = to_engine_decoder.decode(receiver.recv())
             if isinstance(message, EngineRequest):
                 try:
@@ -104,11 +119,18 @@ def serve(engine: Engine, receiver: zmq.Socket[bytes], send: Callable[[FromEngin
                     outputs.append(refusal(message.request_id, error))
             elif isinstance(message, AbortRequests):
                 outputs += engine.abort(message.request_ids)
-        stepped = engine.has_work
-        if stepped:
-            outputs += engine.step()
-        if outputs or stepped:
-            send(StepOutputs(outputs, engine.stats))
+            elif isinstance(message, Control):
+                done = engine.control(message)
+                # Who asked finds the gauges and the cache as they are now.
+                tell(outputs)
+                outputs = []
+                send(done)
+        tell(outputs + engine.step())
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    """As ``poll`` takes them: never less than asked for, or the loop would spin; None: for ever."""
+    return None if seconds is None else math.ceil(seconds * 1000)
 
 
 def _exit_with_server(directory: str) -> None:

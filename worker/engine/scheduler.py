@@ -2,281 +2,410 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import OrderedDict
+import time
+from collections.abc import Callable
+from heapq import heapify, heappop, heapreplace
 
-from worker.engine.kv_cache import BlockPool
-from worker.engine.messages import EngineOutput, EngineRequest, EngineStats, FinishReason
-from worker.engine.plan import NewSequence, Span, StepPlan
+from worker.engine.compute_cost import CostModel
+from worker.engine.deadlines import Deadlines
+from worker.engine.kv_cache import KVCache
+from worker.engine.messages import EngineOutput, EngineRequest, EngineStats
+from worker.engine.plan import NewSequence, Span, StepPlan, StepResult, TransferResult
+from worker.engine.preemption import displaceable, last_in_order
 from worker.engine.request import QueueFull, Request, RequestRejected, Status
+from worker.engine.retirement import Accept, Retirement
+from worker.engine.roster import Roster, Step
+
+_NO_BLOCKS: list[list[int]] = []
 
 
 class Scheduler:
     """Shares one token budget among all requests, step after step: ``schedule``, run the plan, ``update``.
 
-    Running requests go first, decodes before prefill chunks; what is left of the budget admits waiting requests, in
-    order of class, then arrival. A request is admitted when blocks for every token it knows are free, so only the
-    growth of decodes can use the pool up. Then the last running request in that same order is preempted: it gives
-    back its blocks, keeps its tokens, waits at the head of its class and is recomputed.
+    Decodes go first. What is left of the budget goes to prompts, running ones and waiting ones, in order of class, then
+    least served tenant, then arrival. A request is admitted when blocks for every token it knows are free, so that
+    only the growth of decodes can use the pool up; then the last running request in that same order is preempted: it
+    gives back its blocks, keeps its tokens, waits at the head of its tenant's queue and is recomputed, as far as the
+    prefix cache does not hold it.
 
-    The first running request can always go on, for ``add`` refuses what would not fit into the whole pool: so every
-    request ends.
+    Every request ends: ``add`` refuses what would not fit into the whole pool, a preemption for want of blocks lets
+    another request draw a token, and displacements are bounded (``worker.engine.preemption``).
+
+    With ``depth`` 2 a step is planned while the one before it is in flight.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, max_batched_tokens: int, max_running: int, max_waiting: int
+        self,
+        kv: KVCache,
+        *,
+        max_batched_tokens: int,
+        max_running: int,
+        max_waiting: int,
+        max_prefill_per_request: int | None = None,
+        fair: bool = True,
+        depth: int = 1,
+        costs: CostModel | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``num_blocks`` counts the null block; ``max_waiting`` requests may be open beyond ``max_running``."""
+        """``max_waiting`` requests may be open beyond ``max_running``; ``clock`` gives seconds."""
         if not 1 <= max_running <= max_batched_tokens:
             raise ValueError(
                 f"max_running is {max_running} and max_batched_tokens {max_batched_tokens}: "
                 "each running sequence needs one token of a step"
             )
-        self.block_size = block_size
+        if max_prefill_per_request is not None and max_prefill_per_request < 1:
+            raise ValueError(f"max_prefill_per_request is {max_prefill_per_request}; a prompt needs 1 token of a step")
         self.max_batched_tokens = max_batched_tokens
         self.max_running = max_running
         self.max_open = max_running + max_waiting
-        self._pool = BlockPool(num_blocks)
-        self._open: dict[str, Request] = {}
-        self._running: list[Request] = []
-        """Sorted by ``Request.order``."""
-        self._by_key: dict[int, Request] = {}
-        self._waiting = WaitingQueue()
-        self._retired: list[int] = []
-        self._in_flight: StepPlan | None = None
-        self._aborted_in_flight: list[Request] = []
-        self._arrivals = 0
-        self._next_key = 0
+        self.max_prefill = min(max_prefill_per_request or max_batched_tokens, max_batched_tokens)
+        self.depth = depth
+        self._clock = clock
+        self._kv = kv
+        self._costs = costs or CostModel(0)
+        self._roster = Roster(kv, fair=fair)
+        self._retirement = Retirement(self._roster, self._costs)
+        self._deadlines = Deadlines()
         self._steps = 0
-        self._preemptions = 0
-
-    @property
-    def max_sequence_tokens(self) -> int:
-        """Most tokens, prompt and output, of a sequence that has the pool to itself."""
-        return self._pool.capacity * self.block_size
+        self._next_key = 0
+        self._claimed = 0
+        """Blocks due that running requests wait for, in the plan being made."""
+        self._blocked: tuple[Request, int] | None = None
+        """Who could not be admitted, and how many blocks it could have had."""
+        self._cache_queries = 0
+        self._cache_hits = 0
+        self._host_hits = 0
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._open)
+        return bool(self._roster.open)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps scheduled and not retired."""
+        return len(self._roster.in_flight)
 
     @property
     def stats(self) -> EngineStats:
+        roster, kv = self._roster, self._kv
         return EngineStats(
-            running=len(self._running),
-            waiting=len(self._waiting),
-            kv_usage=self._pool.usage,
+            running=len(roster.running),
+            waiting=roster.num_waiting,
+            kv_usage=kv.usage,
             steps=self._steps,
-            preemptions=self._preemptions,
+            preemptions=roster.preemptions,
+            step_us=self._retirement.step_us,
+            overhead_us=self._retirement.overhead_us,
+            computed_tokens=self._retirement.computed_tokens,
+            cache_queries=self._cache_queries,
+            cache_hits=self._cache_hits,
+            host_hits=self._host_hits,
+            cached_blocks=kv.cached_blocks,
+            waiting_for_kv=len(roster.loading),
         )
 
-    def add(self, request: EngineRequest) -> None:
-        """Queue a request. Raises RequestRejected when it could never fit, QueueFull when too many are open."""
+    def add(
+        self, request: EngineRequest, *, queue_timeout_s: float | None = None, deadline_s: float | None = None
+    ) -> None:
+        """Queue a request; one with a grammar is held until ``release_held``.
+
+        The times are for a request that names none of its own. Raises RequestRejected when it could never fit,
+        QueueFull when too many are open.
+        """
         total = len(request.prompt_token_ids) + request.max_tokens
-        if total > self.max_sequence_tokens:
+        if total > self._kv.max_sequence_tokens:
             raise RequestRejected(
-                f"Prompt and max_tokens make {total} tokens; the KV cache holds {self.max_sequence_tokens}. "
+                f"Prompt and max_tokens make {total} tokens; the KV cache holds {self._kv.max_sequence_tokens}. "
                 "Shorten the prompt or lower max_tokens."
             )
-        if request.request_id in self._open:
-            raise RequestRejected(f"A request with id {request.request_id!r} is open already.")
-        if len(self._open) >= self.max_open:
+        if request.request_id not in self._roster.open and len(self._roster.open) >= self.max_open:
             raise QueueFull(f"The engine already has {self.max_open} requests open. Try again in a moment.")
-        record = Request(request, self._arrivals)
-        self._arrivals += 1
-        self._open[record.request_id] = record
-        self._waiting.push(record)
+        record = self._roster.add(request, self._clock())
+        self._deadlines.add(
+            record,
+            queue_timeout_s if request.queue_timeout_s is None else request.queue_timeout_s,
+            deadline_s if request.deadline_s is None else request.deadline_s,
+        )
+
+    def release_held(self, request_id: str) -> None:
+        """A request's grammar is ready: it may run. Unknown ids are ignored."""
+        request = self._roster.open.get(request_id)
+        if request is not None and request.status is Status.HELD:
+            self._roster.release_held(request)
 
     def abort(self, request_id: str) -> bool:
         """End a request in whatever state it is; whether it was open.
 
-        Its blocks are free at once, but while a step is in flight: then when ``update`` retires that step.
+        Its blocks are free at once, but while a step that touches them is in flight: then when ``update`` retires
+        that step.
         """
-        request = self._open.pop(request_id, None)
+        request = self._roster.open.get(request_id)
         if request is None:
             return False
-        if request.status is Status.WAITING:
-            self._waiting.remove(request)
-            request.status = Status.FINISHED
-        elif self._in_flight is not None:
-            self._aborted_in_flight.append(request)
-        else:
-            self._running.remove(request)
-            self._release(request, Status.FINISHED)
+        self._roster.finish(request)
+        self._roster.sweep()
         return True
 
-    def schedule(self) -> StepPlan | None:
-        """The next step; None when no request is open. Call ``update`` before the next call."""
-        if self._in_flight is not None:
-            raise RuntimeError("the step in flight has not been retired")
-        running = self._running
-        decodes: list[Span] = []
-        prefills: list[Span] = []
-        new: list[NewSequence] = []
-        # Decodes are provided for before any prefill chunk: max_running never exceeds the budget.
-        prefill_budget = self.max_batched_tokens
-        for request in running:
-            if len(request.token_ids) - request.num_computed == 1:
-                prefill_budget -= 1
-        position = 0
-        # From first to last in order, and victims from the end: nobody is preempted who is in this plan already.
-        while position < len(running):
-            request = running[position]
-            start = request.num_computed
-            remaining = len(request.token_ids) - start
-            if remaining == 1:
-                new_blocks: list[list[int]] = []
-                if start == len(request.block_ids) * self.block_size:
-                    if not self._pool.num_free:
-                        self._preempt_last()
-                        continue
-                    block = self._pool.allocate(1)
-                    request.block_ids += block
-                    new_blocks = [block]
-                decodes.append(Span(request.key, start, 1, new_blocks, True))
-            elif count := min(remaining, prefill_budget):
-                prefill_budget -= count
-                prefills.append(Span(request.key, start, count, [], count == remaining))
-            position += 1
-        self._admit(prefill_budget, new, prefills)
-        if not decodes and not prefills:
-            return None
-        self._steps += 1
-        plan = StepPlan(self._steps, new, decodes + prefills, self._retired)
-        self._retired = []
-        self._in_flight = plan
-        return plan
-
-    def update(self, plan: StepPlan, tokens: list[int]) -> list[EngineOutput]:
-        """Retire ``plan`` with the tokens it drew; what each request gained, its end included. A chunk of a prompt that
-        draws nothing is an output too.
-
-        ``tokens``: one for each span with ``sample``, in the plan's order. Tokens of requests that were aborted in
-        the meantime are dropped.
-        """
-        if plan is not self._in_flight:
-            raise RuntimeError(f"step {plan.step} is not in flight")
-        if len(tokens) != sum(span.sample for span in plan.spans):
-            raise RuntimeError(f"step {plan.step} drew {len(tokens)} tokens, not one for each span that samples")
-        self._in_flight = None
-        for request in self._aborted_in_flight:
-            self._release(request, Status.FINISHED)
-        some_finished = bool(self._aborted_in_flight)
-        self._aborted_in_flight = []
-        outputs: list[EngineOutput] = []
-        drawn = iter(tokens)
-        for span in plan.spans:
-            token = next(drawn) if span.sample else None
-            request_or_none = self._by_key.get(span.key)
-            if request_or_none is None:
-                continue
-            request = request_or_none
-            request.num_computed = span.start + span.count
-            prefilled = min(request.num_computed, request.num_prompt)
-            gained = prefilled > request.num_prefilled
-            if gained:
-                request.num_prefilled = prefilled
-            if token is None:
-                if gained:
-                    outputs.append(EngineOutput(request.request_id, [], prefilled=prefilled))
-                continue
-            request.token_ids.append(token)
-            finish_reason: FinishReason | None = None
-            if token in request.stop_token_ids:
-                finish_reason = "stop"
-            elif len(request.token_ids) - request.num_prompt >= request.max_tokens:
-                finish_reason = "length"
-            if finish_reason is not None:
-                del self._open[request.request_id]
-                self._release(request, Status.FINISHED)
-                some_finished = True
-            outputs.append(EngineOutput(request.request_id, [token], finish_reason))
-        if some_finished:
-            self._running = [request for request in self._running if request.status is Status.RUNNING]
+    def expire(self) -> list[EngineOutput]:
+        """End the requests that ran out of time; the last output of each."""
+        due = self._deadlines.due(self._clock())
+        outputs = []
+        for request, waited_too_long in due:
+            self._roster.finish(request)
+            if waited_too_long:
+                message = "The engine is busy: the request waited longer than it may for its first step. Try again."
+                outputs.append(EngineOutput(request.request_id, [], "error", message, error_kind="queue_timeout"))
+            else:
+                outputs.append(EngineOutput(request.request_id, [], "length"))
+        if due:
+            self._roster.sweep()
         return outputs
 
-    def _admit(self, budget: int, new: list[NewSequence], prefills: list[Span]) -> None:
-        """Move waiting requests to the running ones while budget, places and blocks last."""
-        running = self._running
-        while budget and len(running) < self.max_running:
-            request = self._waiting.head()
-            if request is None:
-                return
-            tokens = len(request.token_ids)
-            blocks = -(-tokens // self.block_size)
-            # One block for each running sequence is left to grow into: else the newcomer would soon be preempted.
-            # Nobody is passed over for want of blocks, or a long prompt would wait for ever.
-            if blocks + len(running) > self._pool.num_free and (running or blocks > self._pool.num_free):
-                return
-            self._waiting.remove(request)
-            request.status = Status.RUNNING
-            request.key = self._next_key
-            self._next_key += 1
-            request.block_ids = self._pool.allocate(blocks)
-            self._by_key[request.key] = request
-            insort(running, request, key=_order)
-            start = request.num_computed
-            count = min(tokens - start, budget)
-            budget -= count
-            new.append(NewSequence(request.key, request.token_ids.copy(), request.sampling, request.num_prompt))
-            prefills.append(Span(request.key, start, count, [request.block_ids.copy()], start + count == tokens))
+    def transfer_done(self, result: TransferResult) -> None:
+        """Blocks have come from another tier, or gone to it; who waited for them can run."""
+        for blocks in self._kv.transfer_done(result):
+            request = self._roster.end_load(blocks)
+            if request.queued_us is None:
+                lost = request.cached_tokens - blocks.loaded_tokens
+                request.cached_tokens = blocks.loaded_tokens
+                self._cache_hits -= lost
+                self._host_hits -= lost
 
-    def _preempt_last(self) -> None:
-        request = self._running.pop()
-        self._release(request, Status.WAITING)
-        self._waiting.push_front(request)
-        self._preemptions += 1
-
-    def _release(self, request: Request, status: Status) -> None:
-        """Give back all that a running request holds, here and in the runner."""
-        request.status = status
-        self._pool.free(request.block_ids)
-        request.block_ids = []
-        request.num_computed = 0
-        self._retired.append(request.key)
-        del self._by_key[request.key]
-        request.key = -1
-
-
-def _order(request: Request) -> tuple[int, int]:
-    return request.order
-
-
-class WaitingQueue:
-    """Waiting requests by class, then arrival; every operation O(1) for a fixed set of classes."""
-
-    def __init__(self) -> None:
-        self._classes: dict[int, OrderedDict[str, Request]] = {}
-        self._priorities: list[int] = []
-        """Classes that hold requests, first one first."""
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def push(self, request: Request) -> None:
-        """Queue a request that arrived after all others."""
-        queue = self._classes.get(request.priority)
-        if queue is None:
-            queue = self._classes[request.priority] = OrderedDict()
-            insort(self._priorities, request.priority)
-        queue[request.request_id] = request
-        self._size += 1
-
-    def push_front(self, request: Request) -> None:
-        """Queue a preempted request: it arrived before every other of its class that waits."""
-        self.push(request)
-        self._classes[request.priority].move_to_end(request.request_id, last=False)
-
-    def head(self) -> Request | None:
-        """Who is next."""
-        if not self._priorities:
+    def schedule(self) -> StepPlan | None:
+        """The next step; None if nothing can run. Raises RuntimeError while ``depth`` steps are in flight."""
+        roster = self._roster
+        if len(roster.in_flight) >= self.depth:
+            raise RuntimeError("the step in flight has not been retired")
+        self._claimed = 0
+        preemptions = roster.preemptions
+        number = self._steps + 1
+        decodes: list[Request] = []
+        prefills: list[Request] = []
+        growing: list[Request] = []
+        for request in roster.running:
+            start = request.num_scheduled
+            remaining = request.num_tokens - start
+            if remaining == 1 and start >= request.num_prompt:
+                decodes.append(request)
+                if start == request.num_slots:
+                    growing.append(request)
+            elif remaining:
+                prefills.append(request)
+        gained, stalled = self._grow(growing, number)
+        open_door = not stalled and preemptions == roster.preemptions
+        if not open_door:
+            decodes = [request for request in decodes if request.key >= 0 and request not in stalled]
+            prefills = [request for request in prefills if request.key >= 0]
+        new: list[NewSequence] = []
+        chunks: list[Span] = []
+        chunked: list[Request] = []
+        self._fill(number, self.max_batched_tokens - len(decodes), prefills, open_door, new, chunks, chunked)
+        if preemptions != roster.preemptions:
+            decodes = [request for request in decodes if request.key >= 0]
+        spans, units = self._decode(decodes, gained, number)
+        if not spans and not chunks:
             return None
-        return next(iter(self._classes[self._priorities[0]].values()))
+        num_tokens = len(spans)
+        num_draws = len(spans)
+        for span in chunks:
+            num_tokens += span.count
+            num_draws += span.sample
+            units.append(self._costs.units(span.start, span.start + span.count))
+        self._steps = number
+        plan = StepPlan(number, new, spans + chunks, roster.retired_keys)
+        roster.retired_keys = []
+        roster.in_flight.append(Step(plan, decodes + chunked, units, num_tokens, num_draws))
+        return plan
 
-    def remove(self, request: Request) -> None:
-        queue = self._classes[request.priority]
-        del queue[request.request_id]
-        self._size -= 1
-        if not queue:
-            del self._classes[request.priority]
-            self._priorities.remove(request.priority)
+    def grammar_rows(self) -> list[tuple[int, str]]:
+        """Which draws of the plan made last must follow a grammar: (index among its spans with ``sample``, request)."""
+        if not self._roster.num_grammars:
+            return []
+        step = self._roster.in_flight[-1]
+        drawing = (request for span, request in zip(step.plan.spans, step.requests, strict=True) if span.sample)
+        return [(row, request.request_id) for row, request in enumerate(drawing) if request.has_grammar]
+
+    def update(
+        self, plan: StepPlan, result: StepResult, elapsed_us: int = 0, accept: Accept | None = None
+    ) -> list[EngineOutput]:
+        """Retire ``plan``, the oldest in flight, with what it gave; what each request gained, its end included.
+
+        ``elapsed_us``: the step's time, from the retirement before; ``accept``: takes the tokens of requests that have
+        a grammar. What was drawn for requests that have ended in the meantime is dropped.
+        """
+        in_flight = self._roster.in_flight
+        if not in_flight or plan is not in_flight[0].plan:
+            raise RuntimeError(f"step {plan.step} is not the next to retire")
+        if len(result.tokens) != in_flight[0].num_draws:
+            raise RuntimeError(f"step {plan.step} drew {len(result.tokens)} tokens, not one for each span that samples")
+        return self._retirement.retire(result, elapsed_us, accept)
+
+    def check(self) -> None:
+        """Raise IntegrityError if a block is lost, or held by nobody who is known."""
+        self._kv.check()
+
+    def _grow(self, growing: list[Request], number: int) -> tuple[dict[int, list[list[int]]], set[Request]]:
+        """Find a block for each decode that begins one, preempting others if need be.
+
+        What each gained, by key, and those that must wait for blocks that a step in flight or a transfer still touches.
+        """
+        gained: dict[int, list[list[int]]] = {}
+        stalled: set[Request] = set()
+        for request in growing:
+            if request.key < 0:
+                continue  # it was preempted for one before it
+            key = request.key
+            blocks = self._extend(request, request.num_scheduled + 1, number)
+            if blocks is not None:
+                gained[key] = blocks
+            else:
+                stalled.add(request)
+        return gained, stalled
+
+    def _extend(self, request: Request, num_tokens: int, number: int) -> list[list[int]] | None:
+        """Blocks so that ``num_tokens`` fit; None if the request can't go on in this step."""
+        kv, roster = self._kv, self._roster
+        while (gained := kv.extend(request.blocks, num_tokens)) is None:
+            if roster.blocks_due + kv.leased_blocks > self._claimed:
+                self._claimed += len(request.blocks.tables)
+                return None
+            victim = last_in_order(other for other in roster.running if other.last_step != number)
+            if victim is None:
+                return None
+            roster.preempt(victim)
+            if victim is request:
+                return None
+        request.num_slots = request.blocks.room
+        return gained
+
+    def _decode(
+        self, decodes: list[Request], gained: dict[int, list[list[int]]], number: int
+    ) -> tuple[list[Span], list[int]]:
+        """Spans of one token each, and what they cost. The hot loop: no calls in it that can be avoided."""
+        spans = []
+        units = []
+        dense = self._costs.dense
+        for request in decodes:
+            start = request.num_scheduled
+            end = start + 1
+            request.num_scheduled = end
+            if end < request.ahead_limit:
+                request.num_tokens = end + 1
+            request.last_step = number
+            tenant = request.tenant
+            tenant.served += tenant.draw_charge
+            key = request.key
+            spans.append(Span(key, start, 1, gained.get(key, _NO_BLOCKS), True))
+            units.append(dense + end)
+        return spans, units
+
+    def _fill(
+        self,
+        number: int,
+        budget: int,
+        prefills: list[Request],
+        open_door: bool,
+        new: list[NewSequence],
+        chunks: list[Span],
+        chunked: list[Request],
+    ) -> None:
+        """Spend the budget on prompts, in order, and admit who waits while it lasts."""
+        roster = self._roster
+        started = [(request.order, request) for request in prefills + roster.loaded]
+        heapify(started)
+        while budget:
+            # Counters have grown since the entry was made; they never shrink, so what stands behind is no earlier.
+            while started and started[0][0] != started[0][1].order:
+                heapreplace(started, (started[0][1].order, started[0][1]))
+            head = roster.waiting.head() if open_door else None
+            if head is not None and (not started or head.order < started[0][0]):
+                if not self._admit(head, number):
+                    open_door = False
+                    continue
+                if head.status is not Status.LOADED:
+                    continue
+                request = head
+            elif started:
+                request = heappop(started)[1]
+                if request.status is Status.WAITING:
+                    continue  # it was displaced
+            else:
+                return
+            span = self._chunk(request, budget, number, new)
+            if span is not None:
+                budget -= span.count
+                chunks.append(span)
+                chunked.append(request)
+
+    def _chunk(self, request: Request, budget: int, number: int, new: list[NewSequence]) -> Span | None:
+        """The next tokens of a prompt, or of what preemption took; None if there are no blocks for them."""
+        start = request.num_scheduled
+        end = start + min(request.num_tokens - start, budget, self.max_prefill)
+        gained = _NO_BLOCKS
+        if end > request.num_slots:
+            more = self._extend(request, end, number)
+            if more is None:
+                return None
+            gained = more
+        if request.status is Status.LOADED:
+            self._roster.start(request, self._next_key)
+            self._next_key += 1
+            gained = [table.copy() for table in request.blocks.tables]
+            tokens = request.token_ids.copy()
+            new.append(NewSequence(request.key, tokens, request.sampling, request.num_prompt, request.pooling))
+            if request.queued_us is None:
+                request.queued_us = max(0, round((self._clock() - request.arrived_at) * 1e6))
+        tenant = request.tenant
+        prompt_end = min(end, request.num_prompt)
+        charged = max(start, request.num_charged)
+        if prompt_end > charged:
+            tenant.served += (prompt_end - charged) * tenant.token_charge
+            request.num_charged = prompt_end
+        sample = end == request.num_tokens and request.pooling is None
+        if sample:
+            tenant.served += tenant.draw_charge
+            if end < request.ahead_limit:
+                request.num_tokens = end + 1
+        request.num_scheduled = end
+        request.last_step = number
+        return Span(request.key, start, end - start, gained, sample)
+
+    def _admit(self, request: Request, number: int) -> bool:
+        """Give the first of the waiting blocks, displacing others if it may; whether it has them."""
+        roster = self._roster
+        if request.last_step > roster.retired_step:
+            return False  # preempted just now: its last draw is still in flight
+        while roster.num_places >= self.max_running or not self._place(request):
+            if roster.num_places < self.max_running and roster.blocks_due:
+                return False  # blocks are coming
+            victim = displaceable(roster.running, request, roster.tenants, number)
+            if victim is None:
+                return False
+            roster.preempt(victim)
+        return True
+
+    def _place(self, request: Request) -> bool:
+        """Admit a waiting request if there are blocks for every token it knows.
+
+        One block for each running sequence is left to grow into: else the newcomer would soon be preempted. Nobody is
+        passed over for want of blocks, or a long prompt would wait for ever.
+        """
+        kv, roster = self._kv, self._roster
+        blocks = request.blocks
+        reserve = len(roster.running) * len(blocks.tables) if roster.num_places else 0
+        room = kv.num_free - reserve
+        if self._blocked is not None and self._blocked[0] is request and room <= self._blocked[1]:
+            return False
+        match = kv.match(blocks, request.token_ids, read_cache=request.reads_cache)
+        if kv.admit(blocks, match, len(request.token_ids), reserve=reserve) is None:
+            self._blocked = (request, room)
+            return False
+        self._blocked = None
+        if request.queued_us is None and not request.num_paid:
+            request.cached_tokens = match.tokens
+            if request.reads_cache:
+                self._cache_queries += request.num_prompt
+            self._cache_hits += match.tokens
+            self._host_hits += match.host_tokens
+        roster.admit(request, match.tokens, loading=match.host_tokens > 0)
+        return True

@@ -9,11 +9,19 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
 
 from worker.engine import process
 from worker.engine.config import EngineConfig
-from worker.engine.plan import StepPlan, StepResult, TokenMasks
+from worker.engine.plan import (
+    CacheGroup,
+    NewSequence,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+    TokenMasks,
+    Transfer,
+    TransferResult,
+)
 
 EOS = 2
 BREAKING = 9999
@@ -35,30 +43,66 @@ class ScriptedRunner:
     vocab_size = 49152
     eos_token_ids = (EOS,)
     device = "script"
+    cache_groups = (CacheGroup(),)
+    num_host_blocks = 0
+    hidden_size = 64
+    model_fingerprint = "script"
 
     def __init__(self, ids: list[int], step_s: float, max_model_len: int) -> None:
         self.max_model_len = max_model_len
         self._ids = ids
         self._step_s = step_s
         self._said: dict[int, int] = {}
+        self._known: dict[int, NewSequence] = {}
 
-    def forward(self, plan: StepPlan) -> list[int]:
+    def forward(self, plan: StepPlan) -> StepPlan:
         for key in plan.retired:
-            del self._said[key]
+            del self._said[key], self._known[key]
         for new in plan.new:
             assert BREAKING not in new.token_ids, "the script breaks here"
-            self._said[new.key] = 0
-        return [span.key for span in plan.spans if span.sample]
+            self._said[new.key] = len(new.token_ids) - new.num_prompt
+            self._known[new.key] = new
+        return plan
 
-    def sample(self, handle: Any, masks: TokenMasks | None = None) -> Read:
+    def sample(self, handle: StepPlan, masks: TokenMasks | None = None) -> Read:
         time.sleep(self._step_s)
         tokens = []
-        for key in handle:
-            said = self._said[key]
-            self._said[key] = said + 1
-            at = said % (len(self._ids) + 1)
-            tokens.append(self._ids[at] if at < len(self._ids) else EOS)
-        return Read(StepResult(tokens))
+        logprobs = {}
+        prompt_logprobs = {}
+        embeddings = {}
+        for span in handle.spans:
+            known = self._known[span.key]
+            end = span.start + span.count
+            if (top := known.sampling.prompt_logprobs) is not None:
+                told = known.token_ids[span.start + 1 : min(end + 1, known.num_prompt)]
+                prompt_logprobs[span.key] = [self._logprobs(token, top) for token in told]
+            if span.sample:
+                said = self._said[span.key]
+                self._said[span.key] = said + 1
+                at = said % (len(self._ids) + 1)
+                tokens.append(self._ids[at] if at < len(self._ids) else EOS)
+                if (top := known.sampling.logprobs) is not None:
+                    logprobs[span.key] = self._logprobs(tokens[-1], top)
+            elif known.pooling is not None and end == len(known.token_ids):
+                embeddings[span.key] = [float(known.token_ids[0])] + [1.0] * (self.hidden_size - 1)
+        return Read(StepResult(tokens, logprobs, prompt_logprobs, embeddings))
+
+    def _logprobs(self, token: int, top: int) -> TokenLogprobs:
+        """The token is the likeliest; those after it in the vocabulary follow."""
+        others = [(token + index) % self.vocab_size for index in range(top)]
+        return TokenLogprobs(token, -0.25, 1, others, [-0.25 * (1 + index) for index in range(top)])
+
+    def transfer(self, transfer: Transfer) -> None:
+        raise AssertionError("the script has one tier")
+
+    def transfers_done(self) -> list[TransferResult]:
+        return []
+
+    def sleep(self, level: int) -> None:
+        pass
+
+    def wake(self) -> None:
+        pass
 
 
 def build(config: EngineConfig) -> ScriptedRunner:
