@@ -55,7 +55,7 @@ class ToolUse:
         return [tool.given for tool in self.tools] if self.mode != "none" else None
 
     def grammar(self, format: ToolFormat) -> Grammar | None:
-        """What forces calls in the model's format, of tools that may be called, with arguments that their schemas allow.
+        """What forces calls in the model's format, of tools that may be called, with arguments as their schemas say.
 
         None unless a call is required. Raises ApiError (400) that names the tool whose schema can't be followed.
         Keywords that no grammar can hold are ignored, unless the tool is ``strict``.
