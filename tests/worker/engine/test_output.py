@@ -113,6 +113,50 @@ def test_a_stop_whose_last_character_is_cut_counts_to_its_last_byte() -> None:
     assert (stream.completion_tokens, stream.finish_reason) == (3, "stop")
 
 
+@pytest.mark.parametrize("stop", [[], ["zz"]])
+def test_a_stop_token_shows_where_it_is_asked_for(stop: list[str]) -> None:
+    stream = TextStream(ByteTokens(), stop, include_stop=True, locate=True)
+    assert stream.push([65, 66], "stop", 66) == "AB"
+    assert (stream.completion_tokens, stream.finish_reason, stream.stop_string) == (2, "stop", None)
+    assert (stream.starts, stream.shown_tokens) == ([0, 1], 2)
+
+
+def test_the_end_of_a_grammar_is_no_stop_token() -> None:
+    stream = TextStream(ByteTokens())
+    assert stream.push([65, 66], "stop") == "AB"
+    assert (stream.completion_tokens, stream.finish_reason) == (2, "stop")
+
+
+def test_a_stop_string_shows_where_it_is_asked_for() -> None:
+    stream = TextStream(ByteTokens([b"one EN", b"D", b" two"]), ["END", "N"], include_stop=True)
+    assert push_each(stream, [300, 301, 302]) == ["one EN"]
+    stream = TextStream(ByteTokens([b"one EN", b"D and", b" two"]), ["END"], include_stop=True)
+    assert push_each(stream, [300, 301, 302]) == ["one ", "END"]
+    assert (stream.completion_tokens, stream.stop_string) == (2, "END")
+
+
+def test_a_stop_string_before_the_least_number_of_tokens_is_text() -> None:
+    stream = TextStream(ByteTokens([b"a.", b".", b"b", b"."]), [".", ".."], min_tokens=3)
+    assert push_each(stream, [300, 301, 302, 303]) == ["a", ".", ".b", ""]
+    assert (stream.completion_tokens, stream.stop_string) == (4, ".")
+    # The one that is complete with the last of them counts.
+    stream = TextStream(ByteTokens([b"a.", b"."]), ["."], min_tokens=2)
+    assert push_each(stream, [300, 301]) == ["a.", ""]
+
+
+def test_a_stop_that_was_let_pass_may_begin_the_next() -> None:
+    stream = TextStream(ByteTokens([b"abab", b"ab", b"x"]), ["abab"], min_tokens=2)
+    assert push_each(stream, [300, 301, 302]) == ["ab", ""]
+    assert stream.stop_string == "abab"
+
+
+def test_where_tokens_begin() -> None:
+    stream = TextStream(ByteTokens([b"a ", "é".encode()[:1], "é".encode()[1:], b"b"]), locate=True)
+    assert push_each(stream, [300, 301, 302, ByteTokens.SPECIAL, 303]) == ["a ", "", "é", "", "b"]
+    assert stream.starts == [0, 2, 2, 3, 3]
+    assert stream.shown_tokens == 5
+
+
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         TextStream(ByteTokens(), ["a", ""])
@@ -192,3 +236,29 @@ def test_streamed_is_whole_whatever_the_cuts(data: bytes, stop: list[str], cuts:
             held = seen[len(got) :]
             assert not held or any(s.startswith(held) for s in stop), "more is held back than need be"
     assert (got, stream.completion_tokens, stream.finish_reason) == (text, count, reason)
+
+
+@settings(max_examples=400, deadline=None)
+@given(SOME_BYTES, STOPS, st.lists(st.integers(0, 200), max_size=20), st.integers(1, 7))
+def test_tokens_are_shown_as_their_text_is(data: bytes, stop: list[str], cuts: list[int], size: int) -> None:
+    """A token counts as shown once a character that it began is out, and never shows where the text ends before it."""
+    pieces = _cut(data, cuts)
+    if not pieces:
+        return
+    stream = TextStream(ByteTokens(pieces), stop, locate=True)
+    tokens = [300 + i for i in range(len(pieces))]
+    text, shown = "", 0
+    for at in range(0, len(tokens), size):
+        text += stream.push(tokens[at : at + size], "length" if at + size >= len(tokens) else None)
+        assert shown <= stream.shown_tokens <= len(stream.starts)
+        shown = stream.shown_tokens
+        if stream.finish_reason is not None:
+            break
+        assert all(start < len(text) for start in stream.starts[:shown])
+        assert all(start >= len(text) for start in stream.starts[shown:])
+    assert stream.starts == sorted(stream.starts)
+    if stream.stop_string is None:
+        assert shown == len(tokens)
+    else:
+        assert all(start < len(text) for start in stream.starts[:shown])
+        assert all(start >= len(text) for start in stream.starts[shown:])
