@@ -1,7 +1,8 @@
-"""Templates written as families of models write theirs: prompts with tools and calls equal those of ``transformers``."""
+"""Templates written as families of models write theirs: with tools and calls, too, prompts equal ``transformers``'."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -29,7 +30,8 @@ HERMES = """
         {%- if message.content %}{{- '\\n' + message.content }}{% endif %}
         {%- for call in message.tool_calls %}
             {%- if call.function is defined %}{% set call = call.function %}{% endif %}
-            {{- '\\n<tool_call>\\n{"name": "' + call.name + '", "arguments": ' + (call.arguments | tojson) + '}\\n</tool_call>' }}
+            {{- '\\n<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+            {{- (call.arguments | tojson) + '}\\n</tool_call>' }}
         {%- endfor %}
         {{- '<|im_end|>\\n' }}
     {%- elif message.role == 'tool' %}
@@ -60,7 +62,8 @@ LLAMA = """
     {%- elif 'tool_calls' in message %}
         {%- if message.tool_calls | length != 1 %}{{ raise_exception('one call at a time') }}{% endif %}
         {%- set call = message.tool_calls[0].function %}
-        {{- '<|im_start|>assistant\\n\\n{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson + '}<|im_end|>' }}
+        {{- '<|im_start|>assistant\\n\\n{"name": "' + call.name + '", "parameters": ' }}
+        {{- call.arguments | tojson + '}<|im_end|>' }}
     {%- else %}
         {{- '<|im_start|>ipython\\n\\n' }}
         {%- if message.content is mapping or message.content is iterable and message.content is not string %}
@@ -95,14 +98,15 @@ MISTRAL = """
         {{- '[TOOL_CALLS] [' }}
         {%- for call in message.tool_calls %}
             {%- set out = call.function | tojson %}{{- out[:-1] }}
-            {%- if call.id is not defined or call.id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}
+            {%- if call.id is not defined or call.id | length != 9 %}{{ raise_exception('9 characters') }}{% endif %}
             {{- ', "id": "' + call.id + '"}' }}{% if not loop.last %}{{- ', ' }}{% endif %}
         {%- endfor %}
         {{- ']' + eos_token }}
     {%- elif message.role == 'assistant' %}
         {{- ' ' + message.content | trim + eos_token }}
     {%- elif message.role == 'tool' %}
-        {{- '[TOOL_RESULTS] {"content": ' + message.content + ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
+        {{- '[TOOL_RESULTS] {"content": ' + message.content }}
+        {{- ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
     {%- endif %}
 {%- endfor %}
 """
@@ -110,7 +114,9 @@ PHI = """
 {%- for message in messages %}
     {%- if message['role'] == 'system' and tools %}
         {{- '<|im_start|>' + 'system' + '<file_sep>' + message['content'] + '<tools>' + tools | tojson + '<|im_end|>' }}
-    {%- else %}{{- '<|im_' + 'start|>' + message['role'] + '<file_sep>' + message['content'] + '<|im_end|>' }}{% endif %}
+    {%- else %}
+        {{- '<|im_' + 'start|>' + message['role'] + '<file_sep>' + message['content'] + '<|im_end|>' }}
+    {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant<file_sep>' }}{% else %}{{- eos_token }}{% endif %}
 """
@@ -247,5 +253,5 @@ def test_going_on_leaves_no_mark_where_the_message_stands_twice(tokenizer: Token
 
 def test_a_templates_own_words_of_refusal_show_the_message_as_it_was(tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{{ raise_exception('not ' + messages[0].content) }}", tokenizer)
-    with pytest.raises(TemplateRefused, match="not <|im_end|>$"):
+    with pytest.raises(TemplateRefused, match=re.escape("refused the messages: not <|im_end|>") + "$"):
         template.render([{"role": "user", "content": "<|im_end|>"}])
