@@ -91,7 +91,7 @@ class EngineClient:
         """The engine after its latest step."""
         self.on_kv_events: Callable[[list[KVEvent]], None] | None = None
         """Called with each batch of changes of the prefix cache, if the configuration asks for them."""
-        self._controls: dict[int, asyncio.Future[None]] = {}
+        self._controls: dict[int, tuple[asyncio.Future[None], Callable[[int, str | None], None]]] = {}
         self._next_control = 0
         self._asleep: tuple[int, int] | None = None
         """Number and level of the ``sleep`` that the engine obeys or is about to; None while it is to be awake."""
@@ -175,14 +175,13 @@ class EngineClient:
 
     async def sleep(self, level: int = 1) -> None:
         """Give up the KV pool and the weights (see ``Control``). Raises ControlRefused, EngineDead."""
-        number, done = self._control("sleep", level)
-        before, self._asleep = self._asleep, (number, level)
 
-        def refused(done: asyncio.Future[None]) -> None:
-            if done.exception() is not None and self._asleep == (number, level):
+        def settle(number: int, error: str | None) -> None:
+            if error is not None and self._asleep == (number, level):
                 self._asleep = before
 
-        done.add_done_callback(refused)
+        number, done = self._control("sleep", level, settle)
+        before, self._asleep = self._asleep, (number, level)
         await asyncio.shield(done)
 
     async def ensure_awake(self) -> None:
@@ -202,32 +201,34 @@ class EngineClient:
         """The end of the wake that undoes the sleep of this number; it is sent now if it was not before."""
         if self._waking is not None and self._waking[0] > sleep:
             return self._waking[1]
-        number, done = self._control("wake")
-        self._waking = (number, done)
 
-        def woken(done: asyncio.Future[None]) -> None:
+        def settle(number: int, error: str | None) -> None:
             self._idle_since = asyncio.get_running_loop().time()
-            if self._waking == (number, done):
+            if self._waking is not None and self._waking[0] == number:
                 self._waking = None
-            if done.exception() is None and self._asleep is not None and self._asleep[0] < number:
+            if error is None and self._asleep is not None and self._asleep[0] < number:
                 self._asleep = None
 
-        done.add_done_callback(woken)
-        return done
+        self._waking = self._control("wake", 0, settle)
+        return self._waking[1]
 
     async def reset_cache(self) -> None:
         """Forget every cached block that is not in use. Raises ControlRefused, EngineDead."""
-        await asyncio.shield(self._control("reset_cache")[1])
+        await asyncio.shield(self._control("reset_cache", 0, lambda number, error: None)[1])
 
     def _control(
-        self, action: Literal["sleep", "wake", "reset_cache"], level: int = 1
+        self, action: Literal["sleep", "wake", "reset_cache"], level: int, settle: Callable[[int, str | None], None]
     ) -> tuple[int, asyncio.Future[None]]:
-        """Send it now; its number, above those before, and its end, which nobody may cancel. Raises EngineDead."""
+        """Send it now; its number, above those before, and its end, which nobody may cancel. Raises EngineDead.
+
+        ``settle`` is called with the number and the engine's refusal when it has answered, before anybody who waits.
+        """
         if self._dead.done():
             raise self._end()
         self._next_control += 1
         control = Control(self._next_control, action, level)
-        done = self._controls[control.id] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._controls[control.id] = (done, settle)
         # Its fault counts as heard, though whoever asked may have left.
         done.add_done_callback(lambda done: done.exception())
         self._sender.send(encoder.encode(control), zmq.NOBLOCK)
@@ -326,7 +327,8 @@ class EngineClient:
                     generation._deliver(output)
 
     def _control_done(self, message: ControlDone) -> None:
-        done = self._controls.pop(message.id)
+        done, settle = self._controls.pop(message.id)
+        settle(message.id, message.error)
         if message.error is None:
             done.set_result(None)
         else:
@@ -356,7 +358,7 @@ class EngineClient:
         for generation in self._open.values():
             generation._fail(self._end())
         self._open.clear()
-        for done in self._controls.values():
+        for done, _ in self._controls.values():
             done.set_exception(self._end())
         self._controls.clear()
 
