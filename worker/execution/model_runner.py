@@ -232,9 +232,10 @@ class ModelRunner:
         the weights' file is gone or another than it was."""
         if self._loaded is not None:
             return
-        self._loaded = self._load(self._source.build())
+        loaded = self._load(self._source.build())
         if self._host is not None:
-            self._host.attach(self._loaded.cache.pages)
+            self._host.attach(loaded.cache.pages)
+        self._loaded = loaded
 
     def forget(self, key: int) -> None:
         """Give up a sequence outside of a plan; an unknown key is no fault."""
