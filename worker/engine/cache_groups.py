@@ -38,7 +38,7 @@ class GroupBlocks:
         """How many tokens must be computed until block ``first`` is needed no more."""
         if self.window is None:
             return sys.maxsize
-        return (max(first, self.sinks) + 1) * self.block_size + self.window - 1
+        return (first + 1) * self.block_size + self.window - 1
 
     def first_room(self, num_computed: int, num_tokens: int) -> int:
         """Length of the table with which a sequence begins that has ``num_computed`` tokens in the cache and
@@ -76,16 +76,52 @@ def leading(present: Callable[[int], bool], limit: int) -> int:
     return limit
 
 
-def max_sequence_tokens(groups: Sequence[GroupBlocks], capacity: int, block_size: int) -> int:
-    """Most tokens of a sequence that has ``capacity`` blocks to itself."""
+class CacheGroups:
+    """All cache groups of one model."""
 
-    def fits(blocks: int) -> bool:
-        return sum(min(blocks, group.most) for group in groups) <= capacity
+    def __init__(self, groups: Sequence[CacheGroup], block_size: int, max_step_tokens: int | None) -> None:
+        """Raises ValueError for no group, or a window or sinks that the blocks can't keep to."""
+        if not groups:
+            raise ValueError("a KV cache needs at least one cache group")
+        self.block_size = block_size
+        self.all = [GroupBlocks(group, block_size, max_step_tokens) for group in groups]
+        self.windowed = [(index, group) for index, group in enumerate(self.all) if group.window is not None]
+        self._full = [index for index, group in enumerate(self.all) if group.window is None]
 
-    if fits(sys.maxsize // (2 * len(groups))):
-        return sys.maxsize
-    low, high = 0, capacity + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low * block_size
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def longest_hit(self, present: Callable[[int], Callable[[int], bool]], limit: int) -> int:
+        """Most blocks, up to ``limit``, that all groups can agree on; ``present`` gives a group's test of positions."""
+        hit = limit
+        for index in self._full:
+            hit = leading(present(index), hit)
+        # A shorter hit is as good for groups without a window; one with a window may not have what it needs for it.
+        agreed = -1
+        while hit != agreed:
+            agreed = hit
+            for index, group in self.windowed:
+                hit = group.longest_hit(present(index), hit)
+        return hit
+
+    def first_kept(self, num_tokens: int) -> list[int]:
+        """For each group the first block, sinks apart, that is needed after ``num_tokens`` tokens."""
+        return [max(group.first_needed(num_tokens), group.sinks) for group in self.all]
+
+    def next_left_behind(self, first_kept: Sequence[int]) -> int:
+        """How many tokens must be computed until a window leaves one more block."""
+        return min((group.next_left_behind(first_kept[index]) for index, group in self.windowed), default=sys.maxsize)
+
+    def max_sequence_tokens(self, capacity: int) -> int:
+        """Most tokens of a sequence that has ``capacity`` blocks to itself; ``sys.maxsize`` if windows bound them."""
+
+        def fits(blocks: int) -> bool:
+            return sum(min(blocks, group.most) for group in self.all) <= capacity
+
+        if fits(capacity + 1):
+            return sys.maxsize
+        low, high = 0, capacity + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low * self.block_size

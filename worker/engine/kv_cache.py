@@ -4,95 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 
 from worker.engine.block_pool import BlockPool, IntegrityError
 from worker.engine.cache_events import CacheEvents
-from worker.engine.cache_groups import GroupBlocks, max_sequence_tokens
+from worker.engine.cache_groups import CacheGroups
 from worker.engine.kv_connector import KVConnector
 from worker.engine.plan import NULL_BLOCK, CacheGroup, Tier, Transfer, TransferResult
+from worker.engine.sequence_blocks import ELSEWHERE, Load, LoadedBlock, Match, SequenceBlocks
 from worker.protocol.block_names import BlockNamer
 from worker.protocol.kv_events import KVEvent
 
 __all__ = ["BlockPool", "IntegrityError", "KVCache", "Match", "SequenceBlocks"]
-
-_ELSEWHERE = -1
-"""In a match's tables: a block that is not on the device but can be loaded."""
-
-
-class SequenceBlocks:
-    """What one sequence holds. Made by ``KVCache.sequence``; lives through preemption, without blocks."""
-
-    __slots__ = (
-        "first_kept",
-        "load",
-        "loaded_tokens",
-        "names",
-        "next_change",
-        "num_named",
-        "room",
-        "root",
-        "salted",
-        "tables",
-    )
-
-    def __init__(self, root: bytes, salted: bool, num_groups: int) -> None:
-        self.root = root
-        self.salted = salted
-        self.names: list[bytes] = []
-        """Of the sequence's full blocks, as far as they were asked for; tokens are only ever appended."""
-        self.tables: list[list[int]] = [[] for _ in range(num_groups)]
-        """For each cache group the block ids; NULL_BLOCK where the window has left one behind."""
-        self.room = 0
-        """Tokens that fit into the blocks held."""
-        self.loaded_tokens = 0
-        """Tokens that were in the cache at admission. Final when ``KVCache.loaded`` is true: failed loads lower it."""
-        self.load: int | None = None
-        """The transfer under way that fills some of the blocks."""
-        self.num_named = 0
-        """How many blocks of the sequence are full, final and dealt with."""
-        self.first_kept: list[int] = [0] * num_groups
-        """For each cache group the first block, sinks apart, that the window has not left."""
-        self.next_change = sys.maxsize
-        """With so many tokens computed, a block gets full or leaves a window."""
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The longest usable beginning of a sequence that is computed already. Holds nothing: it is true until blocks are
-    handed out, so use it at once."""
-
-    tokens: int
-    """A multiple of the block size, below the number of the sequence's tokens."""
-    host_tokens: int
-    """How many of them stand in blocks that must be loaded first."""
-    tables: list[list[int]]
-    """For each cache group the blocks, as far as the match goes."""
-    token_ids: Sequence[int]
-    """What was matched."""
-    removals: int
-    """How many names had been forgotten by then."""
-
-
-@dataclass(frozen=True, slots=True)
-class _LoadedBlock:
-    group: int
-    position: int
-    block: int
-    name: bytes
-    parent: bytes | None
-    token_ids: Sequence[int] | None
-
-
-@dataclass(slots=True)
-class _Load:
-    sequence: SequenceBlocks | None
-    """Who waits; None once it has let go of its blocks."""
-    blocks: list[_LoadedBlock]
-    wanted: bool = True
-    """Whether the blocks may be found when they are there; not if the cache was reset in the meantime."""
 
 
 class KVCache:
@@ -123,8 +47,6 @@ class KVCache:
         with a window hold no more blocks than the window and so many tokens need; ``extend`` must then be called
         before every span, prefill chunks included.
         """
-        if not groups:
-            raise ValueError("a KV cache needs at least one cache group")
         if namer is not None and namer.block_size != block_size:
             raise ValueError(f"the namer's blocks have {namer.block_size} tokens, the cache's {block_size}")
         if connector is not None and namer is None:
@@ -132,15 +54,13 @@ class KVCache:
         self.block_size = block_size
         self._events = CacheEvents(block_size) if record_events else None
         self._pool = BlockPool(num_blocks, len(groups), self._events)
-        self._groups = [GroupBlocks(group, block_size, max_step_tokens) for group in groups]
-        self._windowed = [(index, group) for index, group in enumerate(self._groups) if group.window is not None]
-        self._full = [index for index, group in enumerate(self._groups) if group.window is None]
+        self._groups = CacheGroups(groups, block_size, max_step_tokens)
         self._namer = namer
         self._connector = connector
         if connector is not None and self._events is not None:
             connector.attach(self._events)
         self._admitted: set[SequenceBlocks] = set()
-        self._loads: dict[int, _Load] = {}
+        self._loads: dict[int, Load] = {}
         self._stores: list[int] = []
         """Device blocks leased to stores that are queued."""
         self._in_flight: dict[int, list[int]] = {}
@@ -179,7 +99,7 @@ class KVCache:
     @property
     def max_sequence_tokens(self) -> int:
         """Most tokens of a sequence that has the pool to itself; ``sys.maxsize`` where windows bound what it holds."""
-        return max_sequence_tokens(self._groups, self._pool.capacity, self.block_size)
+        return self._groups.max_sequence_tokens(self._pool.capacity)
 
     def sequence(self, token_ids: Sequence[int], salt: str = "") -> SequenceBlocks:
         """A new sequence, without blocks. ``token_ids`` are not looked at before they are matched."""
@@ -190,20 +110,20 @@ class KVCache:
         """How much of the beginning of ``token_ids`` is computed already; at least one token is left to compute."""
         limit = (len(token_ids) - 1) // self.block_size if read_cache and self._namer is not None else 0
         self._name_until(seq, token_ids, limit)
-        hit = self._longest_hit(lambda index: self._found(index, seq.names), limit)
+        hit = self._groups.longest_hit(lambda index: self._found(index, seq.names), limit)
         tables = []
         elsewhere: set[int] = set()
-        for index, group in enumerate(self._groups):
+        for index, group in enumerate(self._groups.all):
             find = self._pool.by_name[index].get
             first = group.first_needed(hit * self.block_size)
             if group.window is None or first <= group.sinks:
-                table = [find(name, _ELSEWHERE) for name in seq.names[:hit]]
+                table = [find(name, ELSEWHERE) for name in seq.names[:hit]]
             else:
-                table = [find(name, _ELSEWHERE) for name in seq.names[: group.sinks]]
+                table = [find(name, ELSEWHERE) for name in seq.names[: group.sinks]]
                 table += [NULL_BLOCK] * (first - group.sinks)
-                table += [find(name, _ELSEWHERE) for name in seq.names[first:hit]]
+                table += [find(name, ELSEWHERE) for name in seq.names[first:hit]]
             if self._connector is not None:
-                elsewhere.update(position for position, block in enumerate(table) if block == _ELSEWHERE)
+                elsewhere.update(position for position, block in enumerate(table) if block == ELSEWHERE)
             tables.append(table)
         return Match(hit * self.block_size, len(elsewhere) * self.block_size, tables, token_ids, self._removals)
 
@@ -221,8 +141,8 @@ class KVCache:
         pool = self._pool
         hit = match.tokens // self.block_size
         held = [block for table in match.tables for block in table if block > NULL_BLOCK]
-        missing = sum(table.count(_ELSEWHERE) for table in match.tables)
-        ends = [max(hit, group.first_room(match.tokens, num_tokens)) for group in self._groups]
+        missing = sum(table.count(ELSEWHERE) for table in match.tables)
+        ends = [max(hit, group.first_room(match.tokens, num_tokens)) for group in self._groups.all]
         fresh = missing + sum(end - hit for end in ends)
         if fresh + sum(map(pool.is_free, held)) + reserve > pool.num_free:
             return None
@@ -232,7 +152,7 @@ class KVCache:
         seq.tables = []
         for index, (found, end) in enumerate(zip(match.tables, ends, strict=True)):
             table = found.copy()
-            for position in [p for p, block in enumerate(found) if block == _ELSEWHERE] if missing else ():
+            for position in [p for p, block in enumerate(found) if block == ELSEWHERE] if missing else ():
                 table[position] = next(blocks)
                 loads.append(self._to_load(seq, match, index, position, table[position]))
             table += [next(blocks) for _ in range(end - hit)]
@@ -243,7 +163,7 @@ class KVCache:
             assert self._connector is not None
             pool.lease([entry.block for entry in loads])
             seq.load = self._connector.load([(entry.group, entry.name, entry.block) for entry in loads])
-            self._loads[seq.load] = _Load(seq, loads)
+            self._loads[seq.load] = Load(seq, loads)
         return [table.copy() for table in seq.tables]
 
     def loaded(self, seq: SequenceBlocks) -> bool:
@@ -278,7 +198,7 @@ class KVCache:
         """
         if num_computed < seq.next_change:
             return
-        if seq not in self._admitted or num_computed > seq.room or num_computed > len(token_ids):
+        if seq not in self._admitted or seq.load is not None or num_computed > min(seq.room, len(token_ids)):
             raise RuntimeError(f"the sequence can't have {num_computed} tokens computed")
         full = num_computed // self.block_size
         if self._namer is not None and full > seq.num_named:
@@ -286,9 +206,9 @@ class KVCache:
             for index in range(len(self._groups)):
                 self._register(seq, token_ids, index, full)
             seq.num_named = full
-        for index, group in self._windowed:
-            first = max(group.first_needed(num_computed), group.sinks)
-            kept = max(seq.first_kept[index], group.sinks)
+        for index, group in self._groups.windowed:
+            first = group.first_needed(num_computed)
+            kept = seq.first_kept[index]
             if first > kept:
                 table = seq.tables[index]
                 # The ones that were left first are the first to go: the tail of what is let go here is kept longest.
@@ -381,19 +301,6 @@ class KVCache:
             tokens = token_ids[named * self.block_size : num_blocks * self.block_size]
             seq.names += self._namer.chain(seq.names[-1] if named else seq.root, tokens)
 
-    def _longest_hit(self, present: Callable[[int], Callable[[int], bool]], limit: int) -> int:
-        """Most blocks that all cache groups can agree on; ``present`` gives a group's test of a position."""
-        hit = limit
-        for index in self._full:
-            hit = self._groups[index].longest_hit(present(index), hit)
-        # A shorter hit is as good for groups without a window; one with a window may not have what it needs for it.
-        agreed = -1
-        while hit != agreed:
-            agreed = hit
-            for index, group in self._windowed:
-                hit = group.longest_hit(present(index), hit)
-        return hit
-
     def _found(self, index: int, names: list[bytes]) -> Callable[[int], bool]:
         on_device = self._pool.by_name[index]
         if self._connector is None:
@@ -401,36 +308,39 @@ class KVCache:
         contains = self._connector.contains
         return lambda position: names[position] in on_device or contains(index, names[position])
 
-    def _to_load(self, seq: SequenceBlocks, match: Match, index: int, position: int, block: int) -> _LoadedBlock:
+    def _to_load(self, seq: SequenceBlocks, match: Match, index: int, position: int, block: int) -> LoadedBlock:
         parent = seq.names[position - 1] if position else None
-        return _LoadedBlock(
-            index, position, block, seq.names[position], parent, self._told_tokens(seq, match.token_ids, position)
-        )
+        tokens = self._told_tokens(seq, match.token_ids, position, position + 1)
+        return LoadedBlock(index, position, block, seq.names[position], parent, tokens)
 
-    def _told_tokens(self, seq: SequenceBlocks, token_ids: Sequence[int], position: int) -> Sequence[int] | None:
-        """The tokens of a block as events tell them: not those of salted ones."""
+    def _told_tokens(self, seq: SequenceBlocks, token_ids: Sequence[int], start: int, end: int) -> Sequence[int] | None:
+        """The tokens of blocks ``start`` to ``end`` as events tell them: not those of salted ones."""
         if self._events is None or seq.salted:
             return None
-        return token_ids[position * self.block_size : (position + 1) * self.block_size]
+        return token_ids[start * self.block_size : end * self.block_size]
 
     def _register(self, seq: SequenceBlocks, token_ids: Sequence[int], index: int, full: int) -> None:
         """Name the blocks of one group from ``seq.num_named`` to ``full``, and have them stored elsewhere too."""
-        table, names = seq.tables[index], seq.names
-        for position in range(seq.num_named, full):
-            block, name = table[position], names[position]
-            if block == NULL_BLOCK or not self._pool.name(block, index, name):
-                continue
-            if self._events is None and self._connector is None:
-                continue
-            parent = names[position - 1] if position else None
-            tokens = self._told_tokens(seq, token_ids, position)
-            if self._events is not None:
-                self._events.stored(Tier.DEVICE, index, [name], parent, tokens)
-            if self._connector is not None and self._connector.store(index, name, block, parent, tokens):
-                self._pool.lease([block])
-                self._stores.append(block)
+        table, names, name = seq.tables[index], seq.names, self._pool.name
+        gained = [
+            position
+            for position in range(seq.num_named, full)
+            if table[position] != NULL_BLOCK and name(table[position], index, names[position])
+        ]
+        if self._events is not None:
+            for start, end in _runs(gained):
+                tokens = self._told_tokens(seq, token_ids, start, end)
+                parent = names[start - 1] if start else None
+                self._events.stored(Tier.DEVICE, index, names[start:end], parent, tokens)
+        if self._connector is not None:
+            for position in gained:
+                tokens = self._told_tokens(seq, token_ids, position, position + 1)
+                parent = names[position - 1] if position else None
+                if self._connector.store(index, names[position], table[position], parent, tokens):
+                    self._stores.append(table[position])
+                    self._pool.lease(self._stores[-1:])
 
-    def _end_load(self, load: _Load, failed: set[int]) -> None:
+    def _end_load(self, load: Load, failed: set[int]) -> None:
         good = [entry for entry in load.blocks if entry.block not in failed]
         seq = load.sequence
         if seq is not None:
@@ -455,21 +365,19 @@ class KVCache:
             table = seq.tables[index]
             return lambda position: table[position] != NULL_BLOCK and (index, position) not in lost
 
-        return self._longest_hit(present, seq.loaded_tokens // self.block_size)
+        return self._groups.longest_hit(present, seq.loaded_tokens // self.block_size)
 
     def _place(self, seq: SequenceBlocks, hit: int) -> None:
         """``seq`` has ``hit`` blocks computed."""
         seq.num_named = hit
         seq.loaded_tokens = hit * self.block_size
-        seq.first_kept = [max(group.first_needed(seq.loaded_tokens), group.sinks) for group in self._groups]
+        seq.first_kept = self._groups.first_kept(seq.loaded_tokens)
         seq.room = min(map(len, seq.tables)) * self.block_size
         self._await_change(seq)
 
     def _await_change(self, seq: SequenceBlocks) -> None:
-        change = sys.maxsize if self._namer is None else (seq.num_named + 1) * self.block_size
-        for index, group in self._windowed:
-            change = min(change, group.next_left_behind(seq.first_kept[index]))
-        seq.next_change = change
+        full = sys.maxsize if self._namer is None else (seq.num_named + 1) * self.block_size
+        seq.next_change = min(full, self._groups.next_left_behind(seq.first_kept))
 
     def _truncate(self, seq: SequenceBlocks, length: int) -> None:
         """Let go of everything behind the first ``length`` blocks, the tail of all groups first."""
@@ -478,9 +386,18 @@ class KVCache:
         else:
             rows = zip_longest(*(table[length:] for table in seq.tables), fillvalue=NULL_BLOCK)
             blocks = [block for row in rows for block in row]
-        if self._windowed:
+        if self._groups.windowed:
             blocks = [block for block in blocks if block != NULL_BLOCK]
         self._pool.free(blocks)
         for table in seq.tables:
             del table[length:]
         seq.room = min(seq.room, length * self.block_size)
+
+
+def _runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The runs of neighbours in ascending ``positions``: (first, one behind the last)."""
+    start = 0
+    for here in range(1, len(positions) + 1):
+        if here == len(positions) or positions[here] != positions[here - 1] + 1:
+            yield positions[start], positions[here - 1] + 1
+            start = here

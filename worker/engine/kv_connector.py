@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from worker.engine.block_pool import IntegrityError
 from worker.engine.cache_events import CacheEvents
@@ -80,8 +80,7 @@ Key = tuple[int, bytes]
 """Cache group and name."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Store:
+class _Store(NamedTuple):
     key: Key
     device_block: int
     host_block: int
@@ -89,8 +88,7 @@ class _Store:
     token_ids: Sequence[int] | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Load:
+class _Load(NamedTuple):
     key: Key
     device_block: int
     host_block: int
