@@ -165,7 +165,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
 
 def engine_options(command: Command) -> Command:
     """Give a click command all of these options; pass what they parsed to ``engine_config``."""
-    for option in reversed(_OPTIONS.values()):
+    for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
