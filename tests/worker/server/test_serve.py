@@ -113,6 +113,35 @@ async def test_an_idle_connection_does_not_hold_the_end_up(own_worker: StartWork
         assert time.monotonic() - began < 5
 
 
+async def test_an_idle_worker_sleeps_and_an_answer_wakes_it(own_worker: StartWorker, gateway: Gateway) -> None:
+    options = ("--gateway-url", gateway.url, "--pool", "p", "--idle-sleep-seconds", "0.1", "--kv-events")
+    worker = await asyncio.to_thread(own_worker, *options, step_s=0)
+    while (record := await gateway.next()).sleep_level == 0:
+        pass
+    assert record.kv_events
+    assert record.block_size == 16
+    assert (await post(worker)).json()["choices"][0]["finish_reason"] == "stop"
+    assert worker.events("engine asleep")
+
+
+async def test_readers_of_events_do_not_hold_the_end_up(own_worker: StartWorker) -> None:
+    worker = await asyncio.to_thread(own_worker, "--kv-events", step_s=0)
+    headers = {"authorization": f"Bearer {FLEET_TOKEN}"}
+    async with (
+        httpx.AsyncClient(timeout=30, headers=headers) as client,
+        client.stream("GET", f"{worker.url}/kv/events") as stream,
+    ):
+        assert stream.status_code == 200
+        prompt = [{"role": "user", "content": "Tell me something long about rivers, their sources and their mouths."}]
+        assert (await post(worker, messages=prompt)).status_code == 200
+        began = time.monotonic()
+        worker.process.terminate()
+        body = b"".join([chunk async for chunk in stream.aiter_bytes()])  # to a proper end
+        assert await ended(worker, 10) == 0
+        assert time.monotonic() - began < 8
+    assert b"event: stored" in body
+
+
 def test_a_killed_worker_takes_its_engine_with_it(own_worker: StartWorker) -> None:
     worker = own_worker()
     engine = psutil.Process(worker.engine_pid)
