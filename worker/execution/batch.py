@@ -22,7 +22,8 @@ class HeldSequence:
 
     key: int
     row: int
-    num_blocks: int
+    num_blocks: list[int]
+    """Length of its block table in each cache group: those with a window may get their blocks later."""
     sampling: SamplingParams
     num_prompt: int
     """How many of its first tokens are the prompt's; the others are output."""
@@ -93,14 +94,19 @@ class SequenceTable:
         row = self._free.pop()
         self.token_ids[row, :count] = torch.tensor(new.token_ids, dtype=torch.int32)
         self._sequences[new.key] = HeldSequence(
-            new.key, row, 0, new.sampling, new.num_prompt, SequenceSampling(new.sampling, new.num_prompt)
+            new.key,
+            row,
+            [0] * len(self._block_tables),
+            new.sampling,
+            new.num_prompt,
+            SequenceSampling(new.sampling, new.num_prompt),
         )
 
     def forget(self, key: int) -> None:
         """Give up a sequence's row. An unknown key is no fault: a sequence may end before its first step came here."""
         sequence = self._sequences.pop(key, None)
         if sequence is not None:
-            self._block_tables[:, sequence.row, : sequence.num_blocks] = NULL_BLOCK
+            self._block_tables[:, sequence.row, : max(sequence.num_blocks)] = NULL_BLOCK
             self._free.append(sequence.row)
 
     def prepare(self, plan: StepPlan) -> Batch:
@@ -122,7 +128,7 @@ class SequenceTable:
             sequences.append(sequence)
             if span.new_block_ids:
                 self._extend(sequence, span.new_block_ids)
-            if span.start + span.count > sequence.num_blocks * self._block_size:
+            if span.start + span.count > min(sequence.num_blocks) * self._block_size:
                 raise ValueError(f"sequence {span.key} has too few blocks for token {span.start + span.count - 1}")
 
         starts = np.array([span.start for span in spans], np.int64)
@@ -156,14 +162,15 @@ class SequenceTable:
         )
 
     def _extend(self, sequence: HeldSequence, block_ids: list[list[int]]) -> None:
-        if len(block_ids) != len(self._block_tables) or any(len(ids) != len(block_ids[0]) for ids in block_ids):
-            given = [len(ids) for ids in block_ids]
+        if len(block_ids) != len(self._block_tables):
             raise ValueError(
-                f"sequence {sequence.key} is given {given} blocks; there are {len(self._block_tables)} cache groups, "
-                "which must all get as many"
+                f"sequence {sequence.key} is given blocks of {len(block_ids)} cache groups; there are "
+                f"{len(self._block_tables)}"
             )
-        begin, sequence.num_blocks = sequence.num_blocks, sequence.num_blocks + len(block_ids[0])
-        self._block_tables[:, sequence.row, begin : sequence.num_blocks] = block_ids
+        for group, ids in enumerate(block_ids):
+            begin = sequence.num_blocks[group]
+            sequence.num_blocks[group] = end = begin + len(ids)
+            self._block_tables[group, sequence.row, begin:end] = ids
 
     def append(self, rows: Sequence[int], positions: Sequence[int], tokens: torch.Tensor) -> None:
         """Write drawn tokens (``[n]``, on the device) to their rows, without a copy to the host."""

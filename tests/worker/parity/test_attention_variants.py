@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from tests.worker.parity.checkpoints import CONTEXT, WINDOW, Checkpoint, changed, prompt
 from tests.worker.parity.driving import Driver
-from worker.engine.config import EngineConfig
-
-if TYPE_CHECKING:
-    from worker.execution.model_runner import ModelRunner
+from tests.worker.parity.runners import make_config, make_runner
 
 TOLERANCE = 2e-4
 LENGTHS = [1, 2, 15, 16, 17, 33, WINDOW - 1, WINDOW, WINDOW + 1, 64, 100, 127, 128, 129, 150, 200]
 DECODED = 24
 
 
-def make_runner(checkpoint: Checkpoint, block_size: int, num_blocks: int = 400, **settings: int) -> ModelRunner:
-    from worker.execution.model_runner import ModelRunner
-
-    page = 4 * 2 * 4 * 32 * block_size * 4  # enough for any of them
-    config = EngineConfig(
-        model_path=str(checkpoint.path),
-        device="cpu",
-        threads=1,
-        block_size=block_size,
-        kv_cache_bytes=num_blocks * page,
-        max_batched_tokens=256,
-        **settings,
-    )
-    return ModelRunner(config)
-
-
 @pytest.fixture(params=[16, 128])
 def driver(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Iterator[Driver]:
     """With blocks that are copied together, and with blocks that are read where they lie."""
-    made = Driver(make_runner(checkpoint, request.param))
+    made = Driver(make_runner(make_config(checkpoint, request.param, 600)))
     yield made
     made.close()
 
@@ -133,8 +113,8 @@ def test_a_window_off_by_one_would_be_seen(checkpoint: Checkpoint) -> None:
 def test_a_window_with_sinks_over_full_attention(checkpoint: Checkpoint, block_size: int) -> None:
     """Against transformers with the mask written out. Layers with a window of their own keep it."""
     window, sinks = 50, block_size
-    runner = make_runner(checkpoint, block_size, attention_window=window, attention_sinks=sinks)
-    driver = Driver(runner)
+    config = make_config(checkpoint, block_size, 300, attention_window=window, attention_sinks=sinks)
+    driver = Driver(make_runner(config))
     prompts = [prompt(length, length) for length in (20, 60, 190, 300)]
     for text, logits in generate(driver, prompts, [11, 40, 120, 256], DECODED):
         seen = visible(len(text) - 1, window, sinks)
