@@ -82,7 +82,7 @@ def compact_schema(schema: Mapping[str, Any] | bool, field: str, *, lenient: boo
         raise bad_request(f"{field!r} must be a JSON schema: an object.", param=field, code="invalid_type")
     own = schema.get("x-guidance", {})
     if not isinstance(own, Mapping):
-        raise bad_request(f"'{field}.x-guidance' must be an object.", param=field, code="invalid_type")
+        raise bad_request(f"'{field}.x-guidance' must be an object.", param=f"{field}.x-guidance", code="invalid_type")
     options = COMPACT_JSON | ({"lenient": True} if lenient else {}) | dict(own)
     try:
         return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False, separators=(",", ":"))
@@ -184,7 +184,7 @@ def _regex(value: Any, field: str) -> Grammar:
 def _choice(value: Any, field: str) -> Grammar:
     if not isinstance(value, list) or not value or not all(isinstance(item, str) and item for item in value):
         raise bad_request(f"{field!r} must be a list of texts, none of them empty.", param=field, code="invalid_type")
-    alternatives = " | ".join(json.dumps(item, ensure_ascii=False) for item in dict.fromkeys(value))
+    alternatives = " | ".join(map(lark_string, dict.fromkeys(value)))
     return _checked(Grammar("lark", f"start: {alternatives}"), field)
 
 
@@ -213,6 +213,11 @@ def _text(value: Any, field: str) -> str:
     if not isinstance(value, str) or not value:
         raise bad_request(f"{field!r} must be text, and not empty.", param=field, code="invalid_type")
     return value
+
+
+def lark_string(text: str) -> str:
+    """A string in Lark that stands for ``text``."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def check_size(text: str, field: str) -> None:

@@ -318,7 +318,7 @@ def test_check_tells_what_is_wrong_without_a_model() -> None:
     "make",
     [
         """Grammar("json_schema", json.dumps({"$ref": "#/$defs/a0", "$defs": {"a2000": {"type": "string"}, **{
-            f"a{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(2000)}}}))""",
+            f"a{i}": {"properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(2000)}}}))""",
         """Grammar("lark", "start: a0\\n" + "\\n".join(f"a{i}: a{i + 1}" for i in range(10000)) + '\\na10000: "x"')""",
     ],
     ids=["references", "rules"],

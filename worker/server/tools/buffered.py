@@ -43,8 +43,8 @@ class BufferedParser(ABC):
     def _step(self) -> bool:
         """Take from the buffer what is certain; whether something was, and more may be."""
 
-    def _after_object(self, called: bool) -> None:
-        """An object has ended. ``called``: it was a call; otherwise it is text by now."""
+    def _after_object(self, ended: CallObject) -> None:
+        """An object has ended. If it was not begun it was no call, and is text by now."""
         return
 
     def _unfinished(self) -> str:
@@ -75,8 +75,8 @@ class BufferedParser(ABC):
             return False
         if outcome is Outcome.FAILED:
             self._writer.text(self._prefix + self._object.held)
-        self._object = None
-        self._after_object(outcome is not Outcome.FAILED)
+        ended, self._object = self._object, None
+        self._after_object(ended)
         return True
 
 

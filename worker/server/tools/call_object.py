@@ -57,6 +57,8 @@ class CallObject:
         """``marked``: the text says that this is a call. Otherwise an object with other keys than a call's is none,
         and neither is one without arguments."""
         self.begun = False
+        self.is_other = False
+        """Once it has failed: whether it is sound JSON so far, only not that of a call."""
         self.held = ""
         """The text taken so far, while no call is begun: what to give back if it is none."""
         self._names = names
@@ -104,7 +106,7 @@ class CallObject:
     def _open_value(self, character: str) -> Outcome:
         if self._key == "name":
             if character != '"':
-                return self._fault()
+                return self._not_a_call()
             self._open_span(_Span.NAME)
         elif self._key in _ARGUMENTS and not self.begun and self._early is None:
             if character == "{":
@@ -113,7 +115,7 @@ class CallObject:
             elif character == '"':
                 self._open_span(_Span.ENCODED_ARGUMENTS)
             else:
-                return self._fault()
+                return self._not_a_call()
         else:
             self._open_span(_Span.NOTHING)
         return Outcome.OPEN
@@ -156,13 +158,13 @@ class CallObject:
             case _Span.KEY:
                 key = _decoded(self._value)
                 if key is None or not (self._marked or self.begun or key in _KNOWN_KEYS):
-                    return self._fault()
+                    return self._not_a_call()
                 self._key = key
                 self._state = _State.COLON
             case _Span.NAME if not self.begun:
                 name = _decoded(self._value)
                 if name is None or name not in self._names:
-                    return self._fault()
+                    return self._not_a_call()
                 self._name = name
                 if self._early is not None:
                     self._begin(self._early)
@@ -171,7 +173,7 @@ class CallObject:
             case _Span.ENCODED_ARGUMENTS:
                 self._early = _decoded(self._value)
                 if self._early is None or not _is_object(self._early):
-                    return self._fault()
+                    return self._not_a_call()
                 if self._name is not None:
                     self._begin(self._early)
         return Outcome.OPEN
@@ -188,6 +190,10 @@ class CallObject:
                 return Outcome.FAILED
             self._begin("{}")
         return Outcome.DONE
+
+    def _not_a_call(self) -> Outcome:
+        self.is_other = not self.begun
+        return self._fault()
 
     def _fault(self) -> Outcome:
         return Outcome.BROKEN if self.begun else Outcome.FAILED

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from worker.server.structured import lark_string
 from worker.server.tools import hermes, llama3, mistral
 from worker.server.tools.buffered import BufferedParser
 from worker.server.tools.hermes import HermesParser
@@ -70,7 +70,7 @@ class ToolFormat:
         special = [marker for marker in self.markers if marker in self.special_tokens]
         pieces = re.split("(" + "|".join(map(re.escape, special)) + ")", text) if special else [text]
         return " ".join(
-            f"<[{self.special_tokens[piece]}]>" if at % 2 else json.dumps(piece)
+            f"<[{self.special_tokens[piece]}]>" if at % 2 else lark_string(piece)
             for at, piece in enumerate(pieces)
             if piece
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from worker.server.tools.buffered import BufferedParser
+from worker.server.tools.call_object import CallObject
 
 OPENING: Final = "<tool_call>"
 CLOSING: Final = "</tool_call>"
@@ -23,10 +24,12 @@ class HermesParser(BufferedParser):
         self._unclosed = False
         if marker == OPENING:
             self._begin_object(OPENING, marked=True)
+        else:
+            self._writer.skip_space()
         return True
 
-    def _after_object(self, called: bool) -> None:
-        self._unclosed = called
+    def _after_object(self, ended: CallObject) -> None:
+        self._unclosed = ended.begun
 
     def _is_ending(self, text: str) -> bool:
         return self._unclosed and CLOSING.startswith(text)

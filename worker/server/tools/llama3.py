@@ -8,19 +8,30 @@ from __future__ import annotations
 from typing import Final
 
 from worker.server.tools.buffered import BufferedParser
-from worker.server.tools.json_span import SPACE
+from worker.server.tools.call_object import CallObject
+from worker.server.tools.json_span import SPACE, JsonSpan
 
 TAG: Final = "<|python_tag|>"
 
 
 class Llama3Parser(BufferedParser):
     """See the module. Nothing but its form tells a call from other JSON, so an object that has keys which calls do
-    not have, or the name of no tool, is text. After the tag, what is no object is text as well."""
+    not have, or the name of no tool, is text, and so is all that is inside of it. After the tag, what is no object is
+    text as well."""
 
     separators = ";"
     _tagged = False
+    _other: JsonSpan | None = None
+    """JSON that is no call, while it lasts."""
 
     def _step(self) -> bool:
+        if self._other is not None:
+            end = self._other.advance(self._buffer, 0)
+            self._writer.text(self._buffer[:end])
+            self._buffer = self._buffer[end:]
+            if not (self._other.done or self._other.broken):
+                return False
+            self._other = None
         if self._tagged:
             return self._step_tagged()
         marker = self._text_until((TAG, "{"))
@@ -45,6 +56,11 @@ class Llama3Parser(BufferedParser):
         else:
             self._writer.text(prefix)
         return True
+
+    def _after_object(self, ended: CallObject) -> None:
+        if ended.is_other:
+            self._other = JsonSpan()
+            self._other.advance(ended.held, 0)
 
     def _unfinished(self) -> str:
         return TAG if self._tagged else ""

@@ -9,6 +9,7 @@ from enum import Enum, auto
 from typing import Final
 
 from worker.server.tools.buffered import BufferedParser
+from worker.server.tools.call_object import CallObject
 from worker.server.tools.json_span import SPACE, JsonSpan
 
 MARKER: Final = "[TOOL_CALLS]"
@@ -66,8 +67,8 @@ class MistralParser(BufferedParser):
         self._begin_object(prefix, marked=True)
         return True
 
-    def _after_object(self, called: bool) -> None:
-        self._state = _State.IN_LIST if called else _State.TEXT
+    def _after_object(self, ended: CallObject) -> None:
+        self._state = _State.IN_LIST if ended.begun else _State.TEXT
 
     def _step_named(self) -> bool:
         head = _HEAD.match(self._buffer)

@@ -93,6 +93,11 @@ class PieceWriter:
         else:
             self._pieces.append(CallArguments(self._calls - 1, text))
 
+    def skip_space(self) -> None:
+        """White space since the last call belongs to that call."""
+        if self._between is not None:
+            self._between = ""
+
     def end(self) -> None:
         """No more text comes: an answer of white space alone is an answer."""
         if self._between and not self._calls:

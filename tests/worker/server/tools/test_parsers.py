@@ -254,11 +254,17 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize("form", ["hermes", "llama3", "mistral"])
-@pytest.mark.parametrize("text", MALFORMED, ids=range(len(MALFORMED)))
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        pytest.param(form, text, id=f"{form} {at}")
+        for form in ("hermes", "llama3", "mistral")
+        for at, text in enumerate(MALFORMED)
+        # To Llama these hold a call: it has no marks that could be wrong.
+        if not (form == "llama3" and '{"name": "f", "arguments": {}}' in text)
+    ],
+)
 def test_what_is_no_call_is_text_to_the_last_character(form: str, text: str) -> None:
-    if form == "llama3" and '{"name": "f", "arguments": {}}' in text:
-        pytest.skip("to Llama it is a call: it has no mark to be missing")
     for cuts in ([], range(len(text))):
         pieces = pieces_of(form, text, cuts)
         assert calls_of(pieces) == []
@@ -280,7 +286,7 @@ def test_broken_arguments_end_at_the_fault_and_the_rest_is_text() -> None:
 
 
 def test_long_malformed_text_takes_linear_time() -> None:
-    """Were each attempt to read a call followed by another inside the same text, these would take minutes."""
+    """Were each attempt to read a call followed by another inside the same text, these would take quadratic time."""
     for form, unit in (("llama3", '{"parameters":'), ("hermes", "<tool_call>{"), ("mistral", "[TOOL_CALLS][")):
-        text = unit * 20_000
+        text = unit * 6_000
         assert text_of(pieces_of(form, text, range(0, len(text), 5))) == text
