@@ -348,10 +348,9 @@ class KVCache:
             if len(good) < len(load.blocks):
                 lost = {(entry.group, entry.position) for entry in load.blocks if entry.block in failed}
                 hit = self._longest_hit_without(seq, lost)
-                # What lies behind is computed anew, so it must be neither shared nor found.
+                # What lies behind is computed anew, into other blocks: these may be shared, or found from now on.
                 self._truncate(seq, hit)
                 self._place(seq, hit)
-                good = [entry for entry in good if entry.position < hit]
         if not load.wanted:
             return
         for entry in good:
