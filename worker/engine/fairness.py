@@ -2,9 +2,8 @@
 
 A tenant's counter grows by what its requests were given, divided by its weight; who has the least goes first. A tenant
 that had nothing open is lifted to the least counter among those that have: idleness is not saved up. Within a class,
-two tenants that always have requests waiting and are never short of blocks are served alike, up to
-``2 * max(INPUT_CHARGE * longest prompt, OUTPUT_CHARGE * tokens in flight)`` (the paper's theorem 4.4), whatever they
-send.
+two tenants that always have requests waiting are served alike up to ``2 * max(INPUT_CHARGE * longest prompt,
+OUTPUT_CHARGE * tokens of all running requests)`` (the paper's theorem 4.4), whatever they send.
 """
 
 from __future__ import annotations

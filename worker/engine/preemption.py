@@ -8,6 +8,8 @@ from typing import Final
 from worker.engine.fairness import Tenants
 from worker.engine.request import Request
 
+HYSTERESIS: Final = 2
+"""A tenant that holds places already must hold so many times fewer than the other, for its weight, to take one more."""
 MAX_DISPLACEMENTS: Final = 2
 """How often a request can lose its place to another tenant of its class: what is computed twice for the sake of
 fairness is at most so many times what was asked for, and mostly found in the prefix cache."""
@@ -21,10 +23,10 @@ def last_in_order(requests: Iterable[Request]) -> Request | None:
 def displaceable(running: Iterable[Request], newcomer: Request, tenants: Tenants, step: int) -> Request | None:
     """Who must make room for the first of the waiting, if there is no other; None: it has to wait.
 
-    A higher class displaces a lower one. Within a class a tenant displaces another that was served no less, as long as
-    it then still holds no more places, for its weight, than that other: each displacement brings the two nearer to
-    each other, so one back again takes two other requests that come or go. Nobody is displaced who is in plan ``step``
-    already, or more than MAX_DISPLACEMENTS times.
+    A higher class displaces a lower one. Within a class a tenant displaces another that was served no less and holds
+    more places for its weight: so many more that afterwards its own, HYSTERESIS times, are no more than the other's
+    (its first place: that they are no more). So tenants that share evenly leave each other alone, and nothing goes
+    back and forth. Nobody is displaced who is in plan ``step`` already, or more than MAX_DISPLACEMENTS times.
     """
     if tenants.place_below(newcomer.priority):
         lower = (request for request in running if request.priority > newcomer.priority and request.last_step != step)
@@ -38,7 +40,7 @@ def displaceable(running: Iterable[Request], newcomer: Request, tenants: Tenants
 
 def _over_served(running: Iterable[Request], newcomer: Request, tenants: Tenants, step: int) -> Iterator[Request]:
     tenant = newcomer.tenant
-    share = (tenant.places + 1) / tenant.weight
+    share = (HYSTERESIS if tenant.places else 1) * (tenant.places + 1) / tenant.weight
     over_served = {
         other
         for other in tenants.beside(tenant)

@@ -89,6 +89,7 @@ class Request:
         "cached_tokens",
         "displaced",
         "has_grammar",
+        "host_tokens",
         "key",
         "last_step",
         "limit",
@@ -164,6 +165,8 @@ class Request:
         """From arrival to the first step; None until then."""
         self.cached_tokens = 0
         """Tokens of the prompt that were in the cache when it was first admitted."""
+        self.host_tokens = 0
+        """How many of them came from the host tier."""
         self.told_first = False
         self.special = True
         """Whether an output of it says more than its token."""

@@ -165,11 +165,11 @@ class Scheduler:
         """Blocks have come from another tier, or gone to it; who waited for them can run."""
         for blocks in self._kv.transfer_done(result):
             request = self._roster.end_load(blocks)
-            if request.queued_us is None:
-                lost = request.cached_tokens - blocks.loaded_tokens
-                request.cached_tokens = blocks.loaded_tokens
+            lost = request.cached_tokens - blocks.loaded_tokens
+            if request.queued_us is None and lost:
                 self._cache_hits -= lost
-                self._host_hits -= lost
+                self._host_hits -= min(lost, request.host_tokens)
+                request.cached_tokens = blocks.loaded_tokens
 
     def schedule(self) -> StepPlan | None:
         """The next step; None if nothing can run. Raises RuntimeError while ``depth`` steps are in flight."""
@@ -401,8 +401,8 @@ class Scheduler:
             self._blocked = (request, room)
             return False
         self._blocked = None
-        if request.queued_us is None and not request.num_paid:
-            request.cached_tokens = match.tokens
+        if request.queued_us is None:  # later admissions find what was computed for itself
+            request.cached_tokens, request.host_tokens = match.tokens, match.host_tokens
             if request.reads_cache:
                 self._cache_queries += request.num_prompt
             self._cache_hits += match.tokens
