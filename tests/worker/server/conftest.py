@@ -108,6 +108,7 @@ async def scripted(tokenizer: Tokenizer, template: ChatTemplate) -> AsyncIterato
             keepalive_s: float = 10.0,
             max_body_bytes: int = 1_000_000,
             chat_template: str | None = None,
+            queue_timeout_s: float | None = None,
         ) -> ScriptedServer:
             script = {"ids": tokenizer.encode(text), "step_s": step_s, "max_model_len": max_model_len}
             engine = await EngineClient.start(
@@ -116,6 +117,7 @@ async def scripted(tokenizer: Tokenizer, template: ChatTemplate) -> AsyncIterato
                     max_running=max_running,
                     max_waiting=max_waiting,
                     max_batched_tokens=max_batched_tokens,
+                    queue_timeout_s=queue_timeout_s,
                 ),
                 command=SCRIPTED,
             )
@@ -184,7 +186,7 @@ def end(worker: WorkerProcess) -> None:
             worker.process.wait()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     """One worker with the real model, for every test that does it no harm."""
     folder = tmp_path_factory.mktemp("worker")

@@ -10,8 +10,9 @@ import pytest
 from openai import BadRequestError, InternalServerError
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.worker.server.asking import BODY, MODEL, TEXT, USER, http, sdk, until
+from tests.worker.server.asking import BODY, MODEL, TEXT, USER, error_of, frames, http, sdk, until
 from tests.worker.server.conftest import StartScripted
+from worker.protocol.sse import Event
 from worker.server.tokenizer import Tokenizer
 
 HERMES = (
@@ -120,6 +121,22 @@ async def test_choices_that_find_no_place_leave_none_behind(scripted: StartScrip
         assert refused.value.response.headers["retry-after"] == "1"
         await until(lambda: server.engine.open_requests == 2)
         assert len((await first).choices) == 2
+
+
+async def test_a_choice_that_fails_fails_the_answer(scripted: StartScripted) -> None:
+    """The second waits too long behind the first."""
+    server = await scripted("word " * 200, step_s=0.02, max_running=1, queue_timeout_s=0.3)
+    async with http(server) as client:
+        whole = await client.post("/v1/chat/completions", json=BODY | {"n": 2})
+        assert (whole.status_code, whole.headers["retry-after"]) == (503, "1")
+        assert error_of(whole.content)["code"] == "engine_overloaded"
+        await until(lambda: server.engine.open_requests == 0)
+        cut = await client.post("/v1/chat/completions", json=BODY | {"n": 2, "stream": True})
+        assert cut.status_code == 200
+        events = [frame.data for frame in frames(cut.content) if isinstance(frame, Event)]
+        assert error_of(events[-1])["code"] == "engine_overloaded"
+        assert not any(event == b"[DONE]" or b'"finish_reason":"' in event for event in events)
+        await until(lambda: server.engine.open_requests == 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])

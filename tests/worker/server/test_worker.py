@@ -13,7 +13,7 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from tests.worker.server.conftest import FLEET_TOKEN, MODEL, WorkerProcess
 from worker.protocol.sse import Comment, Event, Framer
-from worker.protocol.usage import MeterReading, decode_meter
+from worker.protocol.usage import decode_meter
 from worker.server.chat_template import ChatTemplate
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
@@ -99,7 +99,10 @@ async def test_metered_stream_of_the_real_model(worker: WorkerProcess, template:
     usage = [json.loads(frame.data) for frame in frames if isinstance(frame, Event) and frame.data != b"[DONE]"][-1]
     assert usage["choices"] == []
     prompt = len(template.encode(FRANCE))
-    assert readings[-1] == MeterReading(prompt, usage["usage"]["completion_tokens"])
+    last = readings[-1]
+    assert last is not None
+    assert (last.prompt_tokens, last.completion_tokens) == (prompt, usage["usage"]["completion_tokens"])
+    assert last.compute_us > 0
     assert usage["usage"]["prompt_tokens"] == prompt
 
 
