@@ -327,18 +327,17 @@ class KVCache:
             for position in range(seq.num_named, full)
             if table[position] != NULL_BLOCK and name(table[position], index, names[position])
         ]
-        if self._events is not None:
-            for start, end in _runs(gained):
-                tokens = self._told_tokens(seq, token_ids, start, end)
-                parent = names[start - 1] if start else None
+        if self._events is None and self._connector is None:
+            return
+        for start, end in _runs(gained):
+            parent = names[start - 1] if start else None
+            tokens = self._told_tokens(seq, token_ids, start, end)
+            if self._events is not None:
                 self._events.stored(Tier.DEVICE, index, names[start:end], parent, tokens)
-        if self._connector is not None:
-            for position in gained:
-                tokens = self._told_tokens(seq, token_ids, position, position + 1)
-                parent = names[position - 1] if position else None
-                if self._connector.store(index, names[position], table[position], parent, tokens):
-                    self._stores.append(table[position])
-                    self._pool.lease(self._stores[-1:])
+            if self._connector is not None:
+                copied = self._connector.store(index, names[start:end], table[start:end], parent, tokens)
+                self._pool.lease(copied)
+                self._stores += copied
 
     def _end_load(self, load: Load, failed: set[int]) -> None:
         good = [entry for entry in load.blocks if entry.block not in failed]

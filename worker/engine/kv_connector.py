@@ -32,9 +32,17 @@ class KVConnector(Protocol):
         """Whether the block could be loaded now."""
         ...
 
-    def store(self, group: int, name: bytes, block: int, parent: bytes | None, token_ids: Sequence[int] | None) -> bool:
-        """Queue a copy of device block ``block``, whose content is final; whether there will be one. The block can't
-        be found here before the copy is done."""
+    def store(
+        self,
+        group: int,
+        names: Sequence[bytes],
+        blocks: Sequence[int],
+        parent: bytes | None,
+        token_ids: Sequence[int] | None,
+    ) -> list[int]:
+        """Queue copies of device ``blocks``, each the parent of the next, whose contents are final and have ``names``;
+        which of them will be copied. They can't be found here before that is done. ``parent`` and ``token_ids`` are
+        for events, as in ``BlockStored``."""
         ...
 
     def load(self, wanted: Sequence[tuple[int, bytes, int]]) -> int:
@@ -80,12 +88,30 @@ Key = tuple[int, bytes]
 """Cache group and name."""
 
 
+class _Run(NamedTuple):
+    """Blocks that were to be stored together."""
+
+    names: Sequence[bytes]
+    parent: bytes | None
+    token_ids: Sequence[int] | None
+
+    def tell(self, events: CacheEvents, group: int, position: int) -> None:
+        """One of them can be found."""
+        parent = self.names[position - 1] if position else self.parent
+        tokens = self.token_ids
+        if tokens is not None:
+            size = len(tokens) // len(self.names)
+            tokens = tokens[position * size : (position + 1) * size]
+        events.stored(Tier.HOST, group, [self.names[position]], parent, tokens)
+
+
 class _Store(NamedTuple):
     key: Key
     device_block: int
     host_block: int
-    parent: bytes | None
-    token_ids: Sequence[int] | None
+    run: _Run
+    position: int
+    """In the run."""
 
 
 class _Load(NamedTuple):
@@ -139,22 +165,28 @@ class HostTier:
     def contains(self, group: int, name: bytes) -> bool:
         return (group, name) in self._held
 
-    def store(self, group: int, name: bytes, block: int, parent: bytes | None, token_ids: Sequence[int] | None) -> bool:
-        key = (group, name)
-        if key in self._held or key in self._writing:
-            return False
-        if self._free:
-            host_block = self._free.pop()
-        elif self._unread:
-            oldest, _ = self._unread.popitem(last=False)
-            host_block = self._forget(oldest)
-            self.stats.evicted += 1
-        else:
-            self.stats.skipped += 1
-            return False
-        self._writing[key] = host_block
-        self._queued_stores.append(_Store(key, block, host_block, parent, token_ids))
-        return True
+    def store(
+        self,
+        group: int,
+        names: Sequence[bytes],
+        blocks: Sequence[int],
+        parent: bytes | None,
+        token_ids: Sequence[int] | None,
+    ) -> list[int]:
+        run = _Run(names, parent, token_ids)
+        copied = []
+        for position, (name, block) in enumerate(zip(names, blocks, strict=True)):
+            key = (group, name)
+            if key in self._held or key in self._writing:
+                continue
+            host_block = self._take_block()
+            if host_block is None:
+                self.stats.skipped += 1
+                continue
+            self._writing[key] = host_block
+            self._queued_stores.append(_Store(key, block, host_block, run, position))
+            copied.append(block)
+        return copied
 
     def load(self, wanted: Sequence[tuple[int, bytes, int]]) -> int:
         loads = []
@@ -218,8 +250,7 @@ class HostTier:
             self._held[store.key] = store.host_block
             self._keys[store.host_block] = store.key
             if self._events is not None:
-                group, name = store.key
-                self._events.stored(Tier.HOST, group, [name], store.parent, store.token_ids)
+                store.run.tell(self._events, store.key[0], store.position)
         # A prompt's end should go before its beginning.
         for store in reversed(good):
             self._unread[store.key] = None
@@ -239,6 +270,16 @@ class HostTier:
                 self._free.append(load.host_block)
             else:
                 self._unread[key] = None
+
+    def _take_block(self) -> int | None:
+        """A block to write to: a free one, else that of the content used longest ago; None if all are in use."""
+        if self._free:
+            return self._free.pop()
+        if not self._unread:
+            return None
+        oldest, _ = self._unread.popitem(last=False)
+        self.stats.evicted += 1
+        return self._forget(oldest)
 
     def _drop(self, key: Key) -> None:
         """Forget a content. Its block is free at once, or when the last transfer that reads it has ended."""
