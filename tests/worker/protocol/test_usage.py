@@ -9,9 +9,9 @@ from worker.protocol.usage import MeterReading, decode_meter, encode_meter
 counts = st.integers(0, 2**40)
 
 
-@given(counts, counts, counts)
-def test_a_reading_survives_the_wire(prompt: int, completion: int, cached: int) -> None:
-    reading = MeterReading(prompt, completion, cached)
+@given(counts, counts, counts, counts)
+def test_a_reading_survives_the_wire(prompt: int, completion: int, cached: int, compute_us: int) -> None:
+    reading = MeterReading(prompt, completion, cached, compute_us)
     (comment,) = Framer().feed(encode_meter(reading))
     assert isinstance(comment, Comment)
     assert decode_meter(comment.text) == reading

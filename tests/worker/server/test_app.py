@@ -133,7 +133,8 @@ async def test_models(scripted: StartScripted) -> None:
     server = await scripted()
     async with sdk(server) as client:
         assert [model.id async for model in client.models.list()] == [MODEL]
-        assert (await client.models.retrieve(MODEL)).id == MODEL
+        model = await client.models.retrieve(MODEL)
+        assert (model.id, model.to_dict()["max_model_len"]) == (MODEL, 256)
         with pytest.raises(NotFoundError):
             await client.models.retrieve("org/other")
         with pytest.raises(NotFoundError) as unknown:
