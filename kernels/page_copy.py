@@ -6,6 +6,7 @@ other, in the order in which they were asked for.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -46,13 +47,18 @@ def page_rows(pages: torch.Tensor) -> torch.Tensor:
 
 
 def host_pages(num_pages: int, page_bytes: int, device: torch.device) -> torch.Tensor:
-    """Zeroed host memory for ``[num_pages, page_bytes]`` uint8. Pinned for CUDA, so that copies need no help of the
-    processor; for CPU it is taken from the system as it is written."""
+    """Zeroed host memory for ``[num_pages, page_bytes]`` uint8. For CPU it is taken from the system as it is written;
+    for CUDA all of it is taken now and pinned, so that copies need no help of the processor. Raises ``RuntimeError`` if
+    it can't be pinned."""
     # Zeroed: a page that nothing has filled may be copied before that is noticed, and attention multiplies what it
     # masks out by zero: it must be finite.
+    pages = torch.from_numpy(np.zeros((num_pages, page_bytes), np.uint8))
     if device.type == "cuda":
-        return torch.zeros(num_pages, page_bytes, dtype=torch.uint8, pin_memory=True)
-    return torch.from_numpy(np.zeros((num_pages, page_bytes), np.uint8))
+        # torch's own pinned memory is rounded up to a power of two, and kept when it is freed.
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(runtime.cudaHostRegister(pages.data_ptr(), pages.nbytes, 0))
+        weakref.finalize(pages, runtime.cudaHostUnregister, pages.data_ptr())
+    return pages
 
 
 def _runs(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
@@ -84,6 +90,7 @@ class _StreamCopier:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
+    @torch.inference_mode()
     def copy(self, source: torch.Tensor, destination: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> Copy:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):

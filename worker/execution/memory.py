@@ -10,10 +10,14 @@ from kernels.cache import page_bytes
 from kernels.device import compute_dtype, free_memory, kv_block_size
 from worker.engine.config import EngineConfig
 from worker.engine.plan import CacheGroup
+from worker.execution.prompt_logprobs import SLICE_ROWS
+from worker.model.config import DecoderConfig
 from worker.model.decoder import Decoder
 
 _BLOCK_STEP: Final = 16
 """Kernels take blocks of multiples of so many tokens."""
+
+_LOGITS_COPIES: Final = 4
 
 _CPU_POOL_BYTES: Final = 2 << 30
 _CPU_POOL_SHARE: Final = 0.25
@@ -44,7 +48,7 @@ def pool_sizes(
     if config.kv_cache_bytes is not None:
         blocks = config.kv_cache_bytes // page
     else:
-        free = free_memory(device)
+        free = max(0, free_memory(device) - _step_bytes(config, shape, max_model_len, dtype))
         on_cpu = device.type == "cpu"
         share = min(_CPU_POOL_BYTES, int(free * _CPU_POOL_SHARE)) if on_cpu else int(free * _CUDA_POOL_SHARE)
         blocks = min(share // page, 1 + config.max_running * longest)
@@ -54,6 +58,14 @@ def pool_sizes(
             f"kv_cache_bytes of at least {2 * page}, or {(1 + longest) * page} for the longest sequence"
         )
     return blocks, _host_blocks(config.host_kv_bytes, page, blocks * page if device.type == "cpu" else 0)
+
+
+def _step_bytes(config: EngineConfig, shape: DecoderConfig, max_model_len: int, dtype: torch.dtype) -> int:
+    """What the largest step takes beside weights and pool: activations of a layer, a mask, and logits in fp32 with the
+    copies that are made to draw from them."""
+    widths = 4 * shape.hidden_size + 2 * shape.query_size + 4 * shape.kv_size + 3 * shape.mlp_size
+    tokens = config.max_batched_tokens * (widths + max_model_len) * dtype.itemsize
+    return tokens + max(config.max_running, SLICE_ROWS) * shape.vocab_size * 4 * _LOGITS_COPIES
 
 
 def _most_blocks(group: CacheGroup, max_batched_tokens: int, block_size: int, max_model_len: int) -> int:

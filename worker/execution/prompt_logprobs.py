@@ -13,7 +13,7 @@ from worker.engine.plan import NewSequence, StepPlan, TokenLogprobs
 from worker.execution.logprobs import PendingLogprobs
 from worker.model.decoder import Decoder
 
-_SLICE_ROWS: Final = 128
+SLICE_ROWS: Final = 128
 """Most positions whose logits exist at a time: a row is as long as the vocabulary."""
 
 
@@ -75,7 +75,7 @@ class PromptScorer:
 def _slices(hidden: torch.Tensor, following: list[int], top: int, model: Decoder) -> list[PendingLogprobs]:
     token_ids = torch.tensor(following, dtype=torch.int64, device=hidden.device)
     slices = []
-    for begin in range(0, len(following), _SLICE_ROWS):
-        some = slice(begin, begin + _SLICE_ROWS)
+    for begin in range(0, len(following), SLICE_ROWS):
+        some = slice(begin, begin + SLICE_ROWS)
         slices.append(PendingLogprobs(model.logits(hidden[some]), token_ids[some], [top] * len(token_ids[some])))
     return slices
