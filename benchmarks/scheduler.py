@@ -148,9 +148,8 @@ def main() -> None:
         print(f"{'running':>8} {'p50':>8} {'mean':>8} {'p99':>8} {'us/request':>11} {'bar':>6}")
         for row in rows:
             bar = "" if row.bar_ms is None else f"{row.bar_ms:.1f}"
-            print(
-                f"{row.running:8} {row.p50_ms:8.3f} {row.mean_ms:8.3f} {row.p99_ms:8.3f} {row.us_per_request:11.2f} {bar:>6}"
-            )
+            times = f"{row.p50_ms:8.3f} {row.mean_ms:8.3f} {row.p99_ms:8.3f}"
+            print(f"{row.running:8} {times} {row.us_per_request:11.2f} {bar:>6}")
         print(
             f"Name, match and allocate a prompt of {LONG_PROMPT} tokens: best of {len(long_prompt)} {best:.1f} ms, "
             f"bar {LONG_PROMPT_BAR:.0f}"

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable
 from heapq import heapify, heappop, heapreplace
 
+from worker.engine.admission import Admission
 from worker.engine.compute_cost import CostModel
 from worker.engine.deadlines import Deadlines
 from worker.engine.kv_cache import KVCache
 from worker.engine.messages import EngineOutput, EngineRequest, EngineStats
 from worker.engine.plan import NewSequence, Span, StepPlan, StepResult, TransferResult
-from worker.engine.preemption import displaceable, last_in_order
+from worker.engine.preemption import last_in_order
 from worker.engine.request import QueueFull, Request, RequestRejected, Status
 from worker.engine.retirement import Accept, Retirement
 from worker.engine.roster import Roster, Step
@@ -64,17 +65,13 @@ class Scheduler:
         self._kv = kv
         self._costs = costs or CostModel(0)
         self._roster = Roster(kv, fair=fair)
+        self._admission = Admission(kv, self._roster, max_running)
         self._retirement = Retirement(self._roster, self._costs)
         self._deadlines = Deadlines()
         self._steps = 0
         self._next_key = 0
         self._claimed = 0
         """Blocks due that running requests wait for, in the plan being made."""
-        self._blocked: tuple[Request, int] | None = None
-        """Who could not be admitted, and how many blocks it could have had."""
-        self._cache_queries = 0
-        self._cache_hits = 0
-        self._host_hits = 0
 
     @property
     def has_requests(self) -> bool:
@@ -97,9 +94,9 @@ class Scheduler:
             step_us=self._retirement.step_us,
             overhead_us=self._retirement.overhead_us,
             computed_tokens=self._retirement.computed_tokens,
-            cache_queries=self._cache_queries,
-            cache_hits=self._cache_hits,
-            host_hits=self._host_hits,
+            cache_queries=self._admission.cache_queries,
+            cache_hits=self._admission.cache_hits,
+            host_hits=self._admission.host_hits,
             cached_blocks=kv.cached_blocks,
             waiting_for_kv=len(roster.loading),
         )
@@ -163,13 +160,7 @@ class Scheduler:
 
     def transfer_done(self, result: TransferResult) -> None:
         """Blocks have come from another tier, or gone to it; who waited for them can run."""
-        for blocks in self._kv.transfer_done(result):
-            request = self._roster.end_load(blocks)
-            lost = request.cached_tokens - blocks.loaded_tokens
-            if request.queued_us is None and lost:
-                self._cache_hits -= lost
-                self._host_hits -= min(lost, request.host_tokens)
-                request.cached_tokens = blocks.loaded_tokens
+        self._admission.transfer_done(result)
 
     def schedule(self) -> StepPlan | None:
         """The next step; None if nothing can run. Raises RuntimeError while ``depth`` steps are in flight."""
@@ -319,7 +310,7 @@ class Scheduler:
                 heapreplace(started, (started[0][1].order, started[0][1]))
             head = roster.waiting.head() if open_door else None
             if head is not None and (not started or head.order < started[0][0]):
-                if not self._admit(head, number):
+                if not self._admission.admit(head, number):
                     open_door = False
                     continue
                 if head.status is not Status.LOADED:
@@ -369,43 +360,3 @@ class Scheduler:
         request.num_scheduled = end
         request.last_step = number
         return Span(request.key, start, end - start, gained, sample)
-
-    def _admit(self, request: Request, number: int) -> bool:
-        """Give the first of the waiting blocks, displacing others if it may; whether it has them."""
-        roster = self._roster
-        if request.last_step > roster.retired_step:
-            return False  # preempted just now: its last draw is still in flight
-        while roster.num_places >= self.max_running or not self._place(request):
-            if roster.num_places < self.max_running and roster.blocks_due:
-                return False  # blocks are coming
-            victim = displaceable(roster.running, request, roster.tenants, number)
-            if victim is None:
-                return False
-            roster.preempt(victim)
-        return True
-
-    def _place(self, request: Request) -> bool:
-        """Admit a waiting request if there are blocks for every token it knows.
-
-        One block for each running sequence is left to grow into: else the newcomer would soon be preempted. Nobody is
-        passed over for want of blocks, or a long prompt would wait for ever.
-        """
-        kv, roster = self._kv, self._roster
-        blocks = request.blocks
-        reserve = len(roster.running) * len(blocks.tables) if roster.num_places else 0
-        room = kv.num_free - reserve
-        if self._blocked is not None and self._blocked[0] is request and room <= self._blocked[1]:
-            return False
-        match = kv.match(blocks, request.token_ids, read_cache=request.reads_cache)
-        if kv.admit(blocks, match, len(request.token_ids), reserve=reserve) is None:
-            self._blocked = (request, room)
-            return False
-        self._blocked = None
-        if request.queued_us is None:  # later admissions find what was computed for itself
-            request.cached_tokens, request.host_tokens = match.tokens, match.host_tokens
-            if request.reads_cache:
-                self._cache_queries += request.num_prompt
-            self._cache_hits += match.tokens
-            self._host_hits += match.host_tokens
-        roster.admit(request, match.tokens, loading=match.host_tokens > 0)
-        return True

@@ -88,6 +88,7 @@ def engine(
     max_batched_tokens: int = 16,
     clock: Clock | None = None,
     grammars: Any = None,
+    ranks: int = 1,
     toy: dict[str, Any] | None = None,
     **config: Any,
 ) -> tuple[Engine, ToyRunner]:
@@ -101,6 +102,7 @@ def engine(
         runner,
         clock=clock or Clock(),
         grammars=grammars,
+        ranks=ranks,
     )
     return made, runner
 

@@ -152,6 +152,8 @@ class ToyRunner:
         self.asleep = 0
         self.transferred: Counter[Tier] = Counter()
         """Blocks that arrived in a tier."""
+        self.failed = 0
+        """Blocks that did not."""
         self._max_batched_tokens = max_batched_tokens
         self._max_running = max_running
         self._slots: list[Slot | None] = []
@@ -233,6 +235,7 @@ class ToyRunner:
                     self._page(destination, self._host[source])
                 else:
                     self._host[destination] = self._page(source)
+            self.failed += len(failed)
             self.transferred[transfer.destination] += len(transfer.pairs) - len(failed)
             done.append(TransferResult(transfer.id, failed))
         return done
