@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -62,6 +63,13 @@ def test_the_longest_hit_is_the_longest_that_all_groups_can_serve(
         )
     ]
     assert found == max(serves)
+
+
+@pytest.mark.parametrize("missing", [[{2}, {3, 4}], [{3, 4}, {2}]])
+def test_a_group_is_asked_again_when_another_wants_less(missing: list[set[int]]) -> None:
+    """One group could serve 5 blocks, the other 3 at most: there the first lacks what it needs, so both settle on 2."""
+    groups = CacheGroups([CacheGroup(window=4), CacheGroup(window=4)], 4, None)
+    assert groups.longest_hit(lambda index: lambda position: position not in missing[index], 5) == 2
 
 
 @given(window=st.integers(1, 20), block_size=block_sizes, step=st.integers(1, 9), sinks=st.integers(0, 2))
