@@ -1,4 +1,4 @@
-"""Text to tokens and back, with the paths and shapes of vLLM: ``POST /tokenize`` and ``POST /detokenize``."""
+"""Text to tokens and back, with the paths and shapes of vLLM: ``/tokenize``, ``/detokenize``, ``/tokenizer_info``."""
 
 from __future__ import annotations
 
@@ -38,3 +38,13 @@ class Detokenized(msgspec.Struct, frozen=True):
     """``prompt``: the text, special tokens spelled out."""
 
     prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients that template and count for themselves have to know; lm-eval asks for it."""
+
+    bos_token: str | None
+    eos_token: str | None
+    add_bos_token: bool
+    chat_template: str
+    model_max_length: int

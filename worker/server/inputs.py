@@ -44,7 +44,9 @@ def read_inputs(value: str | Sequence[str | int | list[int]], name: str, vocab_s
     return texts or lists
 
 
-async def encode_inputs(service: ModelService, inputs: Inputs, name: str, *, add_special: bool) -> list[list[int]]:
+async def encode_inputs(
+    service: ModelService, inputs: Inputs, name: str, *, add_special: bool, may_be_empty: bool = False
+) -> list[list[int]]:
     """The token ids of each. Raises ApiError (400).
 
     Special tokens that a text spells are special: whoever writes a whole prompt writes its template too.
@@ -68,6 +70,6 @@ async def encode_inputs(service: ModelService, inputs: Inputs, name: str, *, add
         encoded = encode() if size < LONG_TEXT else await asyncio.to_thread(encode)
     except UntokenizableText as fault:
         raise invalid(str(fault), name) from fault
-    if not all(encoded):
+    if not may_be_empty and not all(encoded):
         raise invalid(f"{name!r} holds an empty text, of which this model makes no token.", name)
     return encoded

@@ -1,13 +1,13 @@
-"""``/tokenize`` and ``/detokenize``: what a prompt becomes, for whoever counts tokens before sending them."""
+"""``/tokenize`` and its like: what a prompt becomes, for whoever counts or templates before sending."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, Router, post
+from litestar import Request, Router, get, post
 
 from worker.protocol.errors import bad_request
-from worker.protocol.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from worker.protocol.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
 from worker.server.body import convert, decode, invalid, shown
 from worker.server.chat import encode_chat
 from worker.server.door import Door
@@ -28,7 +28,11 @@ def token_routes(service: ModelService, door: Door) -> Router:
             ids = await encode_chat(service, read_prompting(asked.messages, asked, read_tools(asked.tools)))
         elif asked.prompt is not None and asked.messages is None:
             (ids,) = await encode_inputs(
-                service, [asked.prompt], "prompt", add_special=asked.add_special_tokens is not False
+                service,
+                [asked.prompt],
+                "prompt",
+                add_special=asked.add_special_tokens is not False,
+                may_be_empty=True,
             )
         else:
             raise bad_request("Send either 'prompt' or 'messages'.", param="prompt", code="missing_required_parameter")
@@ -47,4 +51,15 @@ def token_routes(service: ModelService, door: Door) -> Router:
                 raise invalid(f"'tokens' holds {shown(token_id)}. Token ids are 0 to {vocab_size - 1}.", "tokens")
         return Detokenized(service.tokenizer.showing().decode_bytes(asked.tokens).decode(errors="replace"))
 
-    return Router("/", guards=[door.guard], route_handlers=[tokenize, detokenize])
+    @get("/tokenizer_info", sync_to_thread=False)
+    def tokenizer_info() -> TokenizerInfo:
+        tokenizer = service.tokenizer
+        return TokenizerInfo(
+            bos_token=tokenizer.bos_token or None,
+            eos_token=tokenizer.eos_token or None,
+            add_bos_token=bool(tokenizer.prefix_ids),
+            chat_template=service.template.source,
+            model_max_length=service.context,
+        )
+
+    return Router("/", guards=[door.guard], route_handlers=[tokenize, detokenize, tokenizer_info])

@@ -93,7 +93,9 @@ async def test_tokens_and_back(
         assert (told["count"], told["max_model_len"]) == (len(told["tokens"]), 512)
         assert "<|im_end|>" in told["token_strs"]
         assert await post("/detokenize", tokens=told["tokens"]) == {"prompt": text}
-        assert (await post("/tokenize", prompt=""))["param"] == "prompt"
+        assert (await post("/tokenize", prompt=""))["tokens"] == []
+        info = (await client.get("/tokenizer_info")).json()
+        assert (info["bos_token"], info["eos_token"], info["chat_template"]) == ("<|im_start|>", "<|im_end|>", HERMES)
 
         talk = [*USER, {"role": "assistant", "content": "It is"}]
         for options in (
