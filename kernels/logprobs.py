@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import torch
 
 from kernels.ranking import clean, rank, top
+from kernels.slices import row_slices
 
 LEAST_LOGPROB: Final = -9999.0
 """Stands for impossible tokens, so that every log-probability is a number that JSON can hold."""
@@ -26,10 +27,16 @@ class Logprobs(NamedTuple):
 
 
 def logprobs_of(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> Logprobs:
-    """``logits`` ``[n, vocab]``, raw; ``token_ids`` int64 ``[n]``; ``count`` at most ``vocab`` is honoured."""
+    """``logits`` ``[n, vocab]``, raw; ``token_ids`` int64 ``[n]``; at least one row."""
+    count = min(count, logits.shape[1])
+    parts = [_slice_of(logits[some], token_ids[some], count) for some in row_slices(logits)]
+    return parts[0] if len(parts) == 1 else Logprobs(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def _slice_of(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> Logprobs:
     values, _ = clean(logits)
     normalised = torch.nan_to_num(torch.log_softmax(values, dim=-1), nan=LEAST_LOGPROB).clamp_min_(LEAST_LOGPROB)
-    _, top_ids = top(values, min(count, values.shape[1])) if count else (None, token_ids.new_zeros(len(values), 0))
+    top_ids = top(values, count)[1] if count else token_ids.new_zeros(len(values), 0)
     return Logprobs(
         normalised.gather(1, token_ids.unsqueeze(1)).squeeze(1),
         rank(values, token_ids),

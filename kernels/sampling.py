@@ -15,10 +15,13 @@ import numpy.typing as npt
 import torch
 
 from kernels.ranking import clean, top
+from kernels.slices import row_slices
 from kernels.truncation import keep_first, share
 
 _ONE: Final = float(1 << 40)
 """Weight of a row's likeliest token. Tokens less likely than it by more than this factor are never drawn."""
+_LEAST_EXPONENT: Final = -30.0
+"""Its exponential has no weight."""
 _PREFIX: Final = 256
 """Likeliest tokens that are looked at first; most nuclei lie among them."""
 _TINY: Final = torch.finfo(torch.float32).tiny
@@ -39,7 +42,7 @@ class DrawParameters:
     min_p: npt.NDArray[np.float64]
     uniforms: npt.NDArray[np.float64]
 
-    def take(self, rows: npt.NDArray[np.int64]) -> DrawParameters:
+    def take(self, rows: npt.NDArray[np.int64] | slice) -> DrawParameters:
         return DrawParameters(
             self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.uniforms[rows]
         )
@@ -72,36 +75,51 @@ def sample(
     ``prefix``: how many of the likeliest to look at before the whole vocabulary; no more than a matter of speed. By
     default 0 on devices where a look at the result would make the host wait.
     """
-    values, peak = clean(logits)
-    vocab = values.shape[1]
     if prefix is None:
-        prefix = _PREFIX if values.is_cpu else 0
-    cut = ((draws.top_k > 0) & (draws.top_k < vocab)) | (draws.top_p < 1.0)
-    short = cut & ((draws.top_k <= prefix) if prefix else np.zeros_like(cut))
-    tokens = torch.empty(len(values), dtype=torch.int64, device=values.device)
-    left = ~short
-    if short.any():
-        rows = np.flatnonzero(short)
-        wanted = draws.top_k[rows]
-        width = prefix if (wanted == 0).any() else int(wanted.max())
-        found, settled = _from_prefix(*_select(values, peak, draws, rows), min(width, vocab), fallback)
-        _put(tokens, rows, found)
-        if not bool(settled.all()):
-            left[rows[~settled.numpy(force=True)]] = True
-    for group in (left & ~cut, left & cut):
-        if group.any():
-            rows = np.flatnonzero(group)
-            _put(tokens, rows, _from_whole(*_select(values, peak, draws, rows), fallback))
+        prefix = _PREFIX if logits.is_cpu else 0
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    for some in row_slices(logits):
+        _sample(logits[some], draws.take(some), fallback, prefix, tokens[some])
     return tokens
 
 
-def _select(
-    values: torch.Tensor, peak: torch.Tensor, draws: DrawParameters, rows: npt.NDArray[np.int64]
-) -> tuple[torch.Tensor, torch.Tensor, DrawParameters]:
+def _sample(logits: torch.Tensor, draws: DrawParameters, fallback: int, prefix: int, tokens: torch.Tensor) -> None:
+    """Draw into ``tokens``."""
+    values, peak = clean(logits)
+    vocab = values.shape[1]
+    limited = (draws.top_k > 0) & (draws.top_k < vocab)
+    near = limited & (draws.top_k <= prefix)
+    if near.any():
+        rows = np.flatnonzero(near)
+        width = int(draws.top_k[rows].max())
+        found, _ = _from_prefix(_rows(values, rows), _rows(peak, rows), None, draws.take(rows), width, fallback)
+        _put(tokens, rows, found)
+    if near.all():
+        return
+    left = np.flatnonzero(~near)
+    values, peak = _rows(values, left), _rows(peak, left)
+    relative = _relative(values, peak, draws.take(left))
+    weights = _weights(relative)
+    settled = np.zeros(len(left), bool)
+    nuclei = np.flatnonzero((draws.top_p < 1.0)[left] & ~limited[left]) if prefix else []
+    if len(nuclei):
+        rows, width = left[nuclei], min(prefix, vocab)
+        total = _rows(weights, nuclei).sum(dim=-1, keepdim=True)
+        found, inside = _from_prefix(
+            _rows(values, nuclei), _rows(peak, nuclei), total, draws.take(rows), width, fallback
+        )
+        _put(tokens, rows, found)
+        settled[nuclei] = inside.numpy(force=True)
+    if not settled.all():
+        rows = np.flatnonzero(~settled)
+        found = _from_whole(*(_rows(of, rows) for of in (values, relative, weights)), draws.take(left[rows]), fallback)
+        _put(tokens, left[rows], found)
+
+
+def _rows(values: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
     if len(rows) == len(values):
-        return values, peak, draws
-    at = torch.from_numpy(rows).to(values.device)
-    return values.index_select(0, at), peak.index_select(0, at), draws.take(rows)
+        return values
+    return values.index_select(0, torch.from_numpy(rows).to(values.device))
 
 
 def _put(tokens: torch.Tensor, rows: npt.NDArray[np.int64], found: torch.Tensor) -> None:
@@ -116,55 +134,59 @@ def _relative(values: torch.Tensor, peak: torch.Tensor, draws: DrawParameters) -
     """Probabilities as shares of the likeliest token's; fp32, the shape of ``values``."""
     temperature = _column(np.clip(draws.temperature, _TINY, _LARGEST), values).float()
     # The peak is taken off first, so that a tiny temperature does not overflow. An impossible row's is -inf.
-    return ((values - peak.clamp_min(-_LARGEST)) / temperature).exp_()
+    exponents = (values - peak.clamp_min(-_LARGEST)).div_(temperature)
+    # What has no weight needs no exact exponential, and those of very small numbers take long on CPU.
+    return exponents.clamp_min_(_LEAST_EXPONENT).exp_()
 
 
 def _weights(relative: torch.Tensor) -> torch.Tensor:
     return (relative * _ONE).to(torch.int64)
 
 
-def _from_whole(values: torch.Tensor, peak: torch.Tensor, draws: DrawParameters, fallback: int) -> torch.Tensor:
-    """Draws from all of the vocabulary."""
+def _from_whole(
+    values: torch.Tensor, relative: torch.Tensor, weights: torch.Tensor, draws: DrawParameters, fallback: int
+) -> torch.Tensor:
+    """Draws from all of the vocabulary. ``weights`` are changed."""
     vocab = values.shape[1]
-    relative = _relative(values, peak, draws)
-    weights = _weights(relative)
-    top_k = np.where(draws.top_k > 0, draws.top_k, vocab)
+    top_k = np.where(draws.top_k > 0, np.minimum(draws.top_k, vocab), vocab)
     if (top_k < vocab).any():
-        first = keep_first(values, torch.ones_like(weights), _column(top_k, values))
-        weights.masked_fill_(~first, 0)
+        weights.mul_(keep_first(values, torch.ones_like(weights), _column(top_k, values)))
     if (draws.top_p < 1.0).any():
         target = share(weights.sum(dim=-1, keepdim=True), _column(draws.top_p, values))
-        weights.masked_fill_(~keep_first(values, weights, target), 0)
+        weights.mul_(keep_first(values, weights, target))
     if draws.min_p.any():
-        weights.masked_fill_(relative < _column(draws.min_p, values).float(), 0)
+        weights.mul_(relative >= _column(draws.min_p, values).float())
     tokens, possible = _inverse(weights, draws)
     return torch.where(possible, tokens, fallback)
 
 
 def _from_prefix(
-    values: torch.Tensor, peak: torch.Tensor, draws: DrawParameters, prefix: int, fallback: int
+    values: torch.Tensor,
+    peak: torch.Tensor,
+    total: torch.Tensor | None,
+    draws: DrawParameters,
+    width: int,
+    fallback: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws of rows whose cut lies among the first ``prefix`` tokens, and which rows these are (bool ``[n]``).
-    ``draws.top_k`` is at most ``prefix``."""
-    vocab = values.shape[1]
-    found, ids = top(values, prefix)
+    """Draws of rows whose cut lies among the first ``width`` tokens, and which rows these are (bool ``[n]``).
+
+    ``total`` int64 ``[n, 1]``: the mass of the row; None if ``top_k`` leaves no more than the prefix.
+    """
+    found, ids = top(values, width)
     relative = _relative(found, peak, draws)
-    top_k = _column(np.where(draws.top_k > 0, draws.top_k, prefix), values)
-    weights = _weights(relative).masked_fill_(torch.arange(prefix, device=values.device) >= top_k, 0)
+    weights = _weights(relative)
+    if total is None:
+        weights.mul_(torch.arange(width, device=values.device) < _column(draws.top_k, values))
     reached = weights.cumsum(dim=-1)
-    total = reached[:, -1:].clone()
-    endless = np.flatnonzero(draws.top_k == 0)
-    if len(endless) and prefix < vocab:
-        at = torch.from_numpy(endless).to(values.device)
-        total[at] = _weights(_relative(*_select(values, peak, draws, endless))).sum(dim=-1, keepdim=True)
-    target = share(total, _column(draws.top_p, values))
-    settled = (reached[:, -1:] >= target).squeeze(1) | (total == 0).squeeze(1)
-    weights.masked_fill_(reached - weights >= target, 0)
+    mass = reached[:, -1:]
+    target = share(mass if total is None else total, _column(draws.top_p, values))
+    settled = (mass >= target).squeeze(1)
+    weights.mul_(reached - weights < target)
     if draws.min_p.any():
-        weights.masked_fill_(relative < _column(draws.min_p, values).float(), 0)
-    width = max(1, int((weights > 0).sum(dim=-1).max()))
-    ids, order = ids[:, :width].sort(dim=-1)
-    index, possible = _inverse(weights[:, :width].gather(1, order), draws)
+        weights.mul_(relative >= _column(draws.min_p, values).float())
+    kept = max(1, int((weights > 0).sum(dim=-1).max()))
+    ids, order = ids[:, :kept].sort(dim=-1)
+    index, possible = _inverse(weights[:, :kept].gather(1, order), draws)
     return torch.where(possible, ids.gather(1, index.unsqueeze(1)).squeeze(1), fallback), settled
 
 

@@ -6,22 +6,28 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.slices import row_slices
+
 
 def allow(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
     """Ban every token whose bit is not set.
 
-    ``logits`` ``[n, vocab]``; ``rows`` int64 ``[m]``, no row twice; ``bits`` int32 ``[m, words]``, little-endian: bit
-    ``t % 32`` of word ``t // 32`` is token ``t``. Bits beyond ``vocab`` mean nothing; tokens
-    beyond the bits are banned.
+    ``logits`` fp32 ``[n, vocab]``; ``rows`` int64 ``[m]``, no row twice; ``bits`` int32 ``[m, words]``, little-endian:
+    bit ``t % 32`` of word ``t // 32`` is token ``t``. Bits beyond ``vocab`` mean nothing; tokens beyond the bits are
+    banned.
     """
     vocab = logits.shape[1]
     covered = min(vocab, bits.shape[1] * 32)
-    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
-    banned = ((bits.unsqueeze(2) >> shifts) & 1).view(len(bits), -1)[:, :covered] == 0
-    chosen = logits.index_select(0, rows)
-    chosen[:, :covered].masked_fill_(banned, -torch.inf)
-    chosen[:, covered:] = -torch.inf
-    logits.index_copy_(0, rows, chosen)
+    # What each byte of bits leaves of eight logits: everything or nothing, to be met with ``minimum``.
+    bytes_, places = torch.arange(256, device=bits.device), torch.arange(8, device=bits.device)
+    ceilings = torch.where((bytes_.unsqueeze(1) >> places) & 1 == 1, torch.inf, -torch.inf)
+    for some in row_slices(logits[: len(rows)]):
+        at = rows[some]
+        ceiling = ceilings.index_select(0, bits[some].view(torch.uint8).view(-1).to(torch.int32)).view(len(at), -1)
+        chosen = logits.index_select(0, at)
+        torch.minimum(chosen[:, :covered], ceiling[:, :covered], out=chosen[:, :covered])
+        chosen[:, covered:] = -torch.inf
+        logits.index_copy_(0, at, chosen)
 
 
 def ban(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor) -> None:
