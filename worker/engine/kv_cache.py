@@ -13,6 +13,7 @@ from worker.engine.cache_groups import CacheGroups
 from worker.engine.kv_connector import KVConnector
 from worker.engine.plan import NULL_BLOCK, CacheGroup, Tier, Transfer, TransferResult
 from worker.engine.sequence_blocks import ELSEWHERE, Load, LoadedBlock, Match, SequenceBlocks
+from worker.engine.transfer_leases import TransferLeases
 from worker.protocol.block_names import BlockNamer
 from worker.protocol.kv_events import KVEvent
 
@@ -61,10 +62,7 @@ class KVCache:
             connector.attach(self._events)
         self._admitted: set[SequenceBlocks] = set()
         self._loads: dict[int, Load] = {}
-        self._stores: list[int] = []
-        """Device blocks leased to stores that are queued."""
-        self._in_flight: dict[int, list[int]] = {}
-        """By transfer that was handed out: the device blocks leased to it."""
+        self._leases = TransferLeases(self._pool)
 
     @property
     def capacity(self) -> int:
@@ -94,7 +92,7 @@ class KVCache:
     @property
     def transfers_open(self) -> int:
         """Transfers handed out that are not done."""
-        return len(self._in_flight)
+        return len(self._leases)
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -161,7 +159,7 @@ class KVCache:
         self._place(seq, hit)
         if loads:
             assert self._connector is not None
-            pool.lease([entry.block for entry in loads])
+            self._leases.begin([entry.block for entry in loads])
             seq.load = self._connector.load([(entry.group, entry.name, entry.block) for entry in loads])
             self._loads[seq.load] = Load(seq, loads)
         return [table.copy() for table in seq.tables]
@@ -237,10 +235,7 @@ class KVCache:
         if self._connector is None:
             return []
         transfers = self._connector.transfers()
-        for transfer in transfers:
-            side = 0 if transfer.source is Tier.DEVICE else 1
-            self._in_flight[transfer.id] = [pair[side] for pair in transfer.pairs]
-        self._stores.clear()
+        self._leases.hand_out(transfers)
         return transfers
 
     def transfer_done(self, result: TransferResult) -> list[SequenceBlocks]:
@@ -249,15 +244,14 @@ class KVCache:
         ``loaded_tokens`` of each says how many tokens are there. If blocks failed, that is fewer than were matched,
         and its tables end there: it goes on like any other, computing from there.
         """
-        leased = self._in_flight.pop(result.id, None)
-        if leased is None or self._connector is None:
+        if result.id not in self._leases or self._connector is None:
             raise RuntimeError(f"transfer {result.id} is not under way")
         self._connector.done(result)
         load = self._loads.pop(result.id, None)
         seq = None if load is None else load.sequence
         if load is not None:
             self._end_load(load, set(result.failed))
-        self._pool.end_lease(leased)
+        self._leases.end(result.id)
         return [] if seq is None else [seq]
 
     def reset(self) -> bool:
@@ -281,13 +275,7 @@ class KVCache:
         held = Counter(
             block for seq in self._admitted for table in seq.tables for block in table if block != NULL_BLOCK
         )
-        leases = Counter(self._stores)
-        for blocks in self._in_flight.values():
-            leases.update(blocks)
-        for transfer_id, load in self._loads.items():
-            if transfer_id not in self._in_flight:
-                leases.update(entry.block for entry in load.blocks)
-        self._pool.check(held, leases)
+        self._pool.check(held, self._leases.counts())
         if self._connector is not None:
             self._connector.check()
 
@@ -335,9 +323,7 @@ class KVCache:
             if self._events is not None:
                 self._events.stored(Tier.DEVICE, index, names[start:end], parent, tokens)
             if self._connector is not None:
-                copied = self._connector.store(index, names[start:end], table[start:end], parent, tokens)
-                self._pool.lease(copied)
-                self._stores += copied
+                self._leases.begin(self._connector.store(index, names[start:end], table[start:end], parent, tokens))
 
     def _end_load(self, load: Load, failed: set[int]) -> None:
         good = [entry for entry in load.blocks if entry.block not in failed]
