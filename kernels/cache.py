@@ -1,7 +1,9 @@
 """The paged KV cache: its layout and the writing of new keys and values.
 
 A block is one contiguous page ``[layers, 2 (keys, values), KV heads, block size, head dim]``, so that it moves between
-tiers and peers as one piece and any slice of its heads is contiguous in each layer.
+tiers and peers as one piece and any slice of its heads is contiguous in each layer. The layers of a page are those that
+share a block table (a cache group); where a model has several groups, any block serves any of them, a page has room for
+the largest, and ``layer`` below is a layer's index in its group.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def page_bytes(num_layers: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers."""
+    """Bytes of one block with room for ``num_layers`` layers."""
     return num_layers * 2 * num_kv_heads * block_size * head_dim * dtype.itemsize
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from worker.engine.plan import NULL_BLOCK, NewSequence, SamplingParams, StepPlan
+from worker.engine.plan import NULL_BLOCK, NewSequence, StepPlan
 from worker.execution.sampled_row import SampledRow, SequenceSampling
 
 _INITIAL_ROWS: Final = 16
@@ -24,9 +24,6 @@ class HeldSequence:
     row: int
     num_blocks: list[int]
     """Length of its block table in each cache group: those with a window may get their blocks later."""
-    sampling: SamplingParams
-    num_prompt: int
-    """How many of its first tokens are the prompt's; the others are output."""
     drawing: SequenceSampling
 
 
@@ -37,9 +34,9 @@ class Batch:
     Host (numpy): ``query_start`` int32 ``[sequences + 1]``, ``seq_lens`` int32 ``[sequences]`` (new tokens included),
     ``block_tables``: for each cache group int32 ``[sequences, most blocks]``. On the device: ``token_ids`` int32 and
     ``positions`` int64, each ``[tokens]``; ``slots``: for each cache group int64 ``[tokens]`` (block id * block size +
-    offset). ``sequences``: whose each span is.
+    offset).
     ``sampled``: the last token of each span that draws, as indices into the batch, with the sequence, the row, the
-    position of the token to be drawn and the parameters of each.
+    position of the token to be drawn, and all that the draw depends on.
     """
 
     query_start: npt.NDArray[np.int32]
@@ -48,12 +45,10 @@ class Batch:
     token_ids: torch.Tensor
     positions: torch.Tensor
     slots: list[torch.Tensor]
-    sequences: list[HeldSequence]
     sampled: torch.Tensor
     sampled_sequences: list[HeldSequence]
     sampled_rows: list[int]
     sampled_positions: list[int]
-    sampling: list[SamplingParams]
     draws: list[SampledRow]
 
 
@@ -94,12 +89,7 @@ class SequenceTable:
         row = self._free.pop()
         self.token_ids[row, :count] = torch.tensor(new.token_ids, dtype=torch.int32)
         self._sequences[new.key] = HeldSequence(
-            new.key,
-            row,
-            [0] * len(self._block_tables),
-            new.sampling,
-            new.num_prompt,
-            SequenceSampling(new.sampling, new.num_prompt),
+            new.key, row, [0] * len(self._block_tables), SequenceSampling(new.sampling, new.num_prompt)
         )
 
     def forget(self, key: int) -> None:
@@ -152,12 +142,10 @@ class SequenceTable:
             token_ids=self.token_ids.view(-1).index_select(0, token_index),
             positions=torch.from_numpy(positions).to(self._device),
             slots=[torch.from_numpy(of_group).to(self._device) for of_group in slots],
-            sequences=sequences,
             sampled=torch.from_numpy(query_start[1:][drawn].astype(np.int64) - 1).to(self._device),
             sampled_sequences=[sequences[index] for index in drawn],
             sampled_rows=rows[drawn].tolist(),
             sampled_positions=seq_lens[drawn].tolist(),
-            sampling=[sequences[index].sampling for index in drawn],
             draws=[SampledRow(sequences[index].drawing, int(seq_lens[index]), sequences[index].row) for index in drawn],
         )
 

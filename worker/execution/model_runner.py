@@ -173,7 +173,7 @@ class ModelRunner:
             rotations=model.rotations.index_select(0, batch.positions),
         )
         hidden = model.forward(batch.token_ids, context)
-        logits = model.logits(hidden.index_select(0, batch.sampled)) if batch.sampling else None
+        logits = model.logits(hidden.index_select(0, batch.sampled)) if batch.draws else None
         pooler, scorer = loaded.pooler, loaded.scorer
         pooler.follow(plan.new, plan.retired)
         scorer.follow(plan.new, plan.retired)

@@ -76,7 +76,7 @@ def test_each_cache_group_has_its_own_blocks() -> None:
     assert [tables.tolist() for tables in batch.block_tables] == [[[9, 0, 0], [3, 4, 5]], [[8, 0, 0], [0, 7, 6]]]
     assert batch.slots[0].tolist() == slots([9], 0, 2) + slots([3, 4, 5], 32, 8)
     assert batch.slots[1].tolist() == slots([8], 0, 2) + slots([0, 7, 6], 32, 8)
-    assert [sequence.key for sequence in batch.sequences] == [SHORT, LONG]
+    assert [sequence.key for sequence in batch.sampled_sequences] == [SHORT, LONG]
     with pytest.raises(ValueError, match="sequence 2 is given blocks of 1 cache groups; there are 2"):
         table.prepare(StepPlan(1, [], [Span(SHORT, 2, 1, [[10]], True)], []))
     # A group with a window may get its blocks later than the others, but not later than they are written to.
