@@ -16,14 +16,12 @@ import torch
 
 from kernels.ranking import clean, top
 from kernels.slices import row_slices
-from kernels.truncation import keep_first, share
+from kernels.truncation import LEAST_EXPONENT, share, trim
 
 _ONE: Final = float(1 << 40)
 """Weight of a row's likeliest token. Tokens less likely than it by more than this factor are never drawn."""
-_LEAST_EXPONENT: Final = -30.0
-"""Its exponential has no weight."""
-_PREFIX: Final = 256
-"""Likeliest tokens that are looked at first; most nuclei lie among them."""
+_SMALL_K: Final = 256
+"""Up to here ``topk`` beats a pass over the whole vocabulary, on CPU."""
 _TINY: Final = torch.finfo(torch.float32).tiny
 _LARGEST: Final = torch.finfo(torch.float32).max
 
@@ -61,9 +59,7 @@ def greedy(logits: torch.Tensor, fallback: int = 0) -> torch.Tensor:
     return torch.where(best > -torch.inf, index, fallback)
 
 
-def sample(
-    logits: torch.Tensor, draws: DrawParameters, fallback: int = 0, *, prefix: int | None = None
-) -> torch.Tensor:
+def sample(logits: torch.Tensor, draws: DrawParameters, fallback: int = 0) -> torch.Tensor:
     """Draw one token for each row of ``logits`` ``[n, vocab]``; int64 ``[n]``.
 
     In this order: the logits are divided by ``temperature``; ``top_k`` keeps the first so many in the order of
@@ -71,49 +67,22 @@ def sample(
     reaches it (Holtzman et al., 2020); ``min_p`` keeps of these the ones at least that share as likely as the likeliest
     (Nguyen et al., 2024). A NaN counts as impossible, +inf as the largest number; a row without any possible token
     gives ``fallback``.
-
-    ``prefix``: how many of the likeliest to look at before the whole vocabulary; no more than a matter of speed. By
-    default 0 on devices where a look at the result would make the host wait.
     """
-    if prefix is None:
-        prefix = _PREFIX if logits.is_cpu else 0
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     for some in row_slices(logits):
-        _sample(logits[some], draws.take(some), fallback, prefix, tokens[some])
+        _sample(logits[some], draws.take(some), fallback, tokens[some])
     return tokens
 
 
-def _sample(logits: torch.Tensor, draws: DrawParameters, fallback: int, prefix: int, tokens: torch.Tensor) -> None:
+def _sample(logits: torch.Tensor, draws: DrawParameters, fallback: int, tokens: torch.Tensor) -> None:
     """Draw into ``tokens``."""
     values, peak = clean(logits)
-    vocab = values.shape[1]
-    limited = (draws.top_k > 0) & (draws.top_k < vocab)
-    near = limited & (draws.top_k <= prefix)
-    if near.any():
-        rows = np.flatnonzero(near)
-        width = int(draws.top_k[rows].max())
-        found, _ = _from_prefix(_rows(values, rows), _rows(peak, rows), None, draws.take(rows), width, fallback)
-        _put(tokens, rows, found)
-    if near.all():
-        return
-    left = np.flatnonzero(~near)
-    values, peak = _rows(values, left), _rows(peak, left)
-    relative = _relative(values, peak, draws.take(left))
-    weights = _weights(relative)
-    settled = np.zeros(len(left), bool)
-    nuclei = np.flatnonzero((draws.top_p < 1.0)[left] & ~limited[left]) if prefix else []
-    if len(nuclei):
-        rows, width = left[nuclei], min(prefix, vocab)
-        total = _rows(weights, nuclei).sum(dim=-1, keepdim=True)
-        found, inside = _from_prefix(
-            _rows(values, nuclei), _rows(peak, nuclei), total, draws.take(rows), width, fallback
-        )
-        _put(tokens, rows, found)
-        settled[nuclei] = inside.numpy(force=True)
-    if not settled.all():
-        rows = np.flatnonzero(~settled)
-        found = _from_whole(*(_rows(of, rows) for of in (values, relative, weights)), draws.take(left[rows]), fallback)
-        _put(tokens, left[rows], found)
+    few = (draws.top_k > 0) & (draws.top_k <= min(_SMALL_K, values.shape[1])) & values.is_cpu
+    for group, draw in ((few, _from_few), (~few, _from_all)):
+        if group.any():
+            rows = np.flatnonzero(group)
+            found, possible = draw(_rows(values, rows), _rows(peak, rows), draws.take(rows))
+            _put(tokens, rows, torch.where(possible, found, fallback))
 
 
 def _rows(values: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
@@ -130,64 +99,49 @@ def _column(values: npt.NDArray[np.float64] | npt.NDArray[np.int64], like: torch
     return torch.from_numpy(values).to(like.device).unsqueeze(1)
 
 
-def _relative(values: torch.Tensor, peak: torch.Tensor, draws: DrawParameters) -> torch.Tensor:
-    """Probabilities as shares of the likeliest token's; fp32, the shape of ``values``."""
+def _exponents(values: torch.Tensor, peak: torch.Tensor, draws: DrawParameters) -> torch.Tensor:
+    """Logarithms of the probabilities as shares of the likeliest token's; fp32, the shape of ``values``."""
     temperature = _column(np.clip(draws.temperature, _TINY, _LARGEST), values).float()
-    # The peak is taken off first, so that a tiny temperature does not overflow. An impossible row's is -inf.
-    exponents = (values - peak.clamp_min(-_LARGEST)).div_(temperature)
-    # What has no weight needs no exact exponential, and those of very small numbers take long on CPU.
-    return exponents.clamp_min_(_LEAST_EXPONENT).exp_()
+    # The peak is taken off first, so that a tiny temperature does not overflow. An impossible row's is -inf. What has
+    # no weight needs no exact exponential, and those of very small numbers take long on CPU.
+    return (values - peak.clamp_min(-_LARGEST)).div_(temperature).clamp_min_(LEAST_EXPONENT)
 
 
-def _weights(relative: torch.Tensor) -> torch.Tensor:
-    return (relative * _ONE).to(torch.int64)
+def _weights(shares: torch.Tensor) -> torch.Tensor:
+    return (shares * _ONE).to(torch.int64)
 
 
-def _from_whole(
-    values: torch.Tensor, relative: torch.Tensor, weights: torch.Tensor, draws: DrawParameters, fallback: int
-) -> torch.Tensor:
-    """Draws from all of the vocabulary. ``weights`` are changed."""
+def _from_all(values: torch.Tensor, peak: torch.Tensor, draws: DrawParameters) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draws from all of the vocabulary, and where there was anything to draw; both ``[n]``."""
     vocab = values.shape[1]
+    exponents = _exponents(values, peak, draws)
+    shares = exponents.exp()
+    weights = _weights(shares)
     top_k = np.where(draws.top_k > 0, np.minimum(draws.top_k, vocab), vocab)
     if (top_k < vocab).any():
-        weights.mul_(keep_first(values, torch.ones_like(weights), _column(top_k, values)))
+        trim(values, exponents, weights, torch.ones_like(weights), _column(top_k, values))
     if (draws.top_p < 1.0).any():
         target = share(weights.sum(dim=-1, keepdim=True), _column(draws.top_p, values))
-        weights.mul_(keep_first(values, weights, target))
+        trim(values, exponents, weights, weights, target)
     if draws.min_p.any():
-        weights.mul_(relative >= _column(draws.min_p, values).float())
-    tokens, possible = _inverse(weights, draws)
-    return torch.where(possible, tokens, fallback)
+        weights.mul_(shares >= _column(draws.min_p, values).float())
+    return _inverse(weights, draws)
 
 
-def _from_prefix(
-    values: torch.Tensor,
-    peak: torch.Tensor,
-    total: torch.Tensor | None,
-    draws: DrawParameters,
-    width: int,
-    fallback: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws of rows whose cut lies among the first ``width`` tokens, and which rows these are (bool ``[n]``).
-
-    ``total`` int64 ``[n, 1]``: the mass of the row; None if ``top_k`` leaves no more than the prefix.
-    """
+def _from_few(values: torch.Tensor, peak: torch.Tensor, draws: DrawParameters) -> tuple[torch.Tensor, torch.Tensor]:
+    """What ``_from_all`` gives, for rows with a small ``top_k``, from as many of their likeliest tokens."""
+    width = int(draws.top_k.max())
     found, ids = top(values, width)
-    relative = _relative(found, peak, draws)
-    weights = _weights(relative)
-    if total is None:
-        weights.mul_(torch.arange(width, device=values.device) < _column(draws.top_k, values))
-    reached = weights.cumsum(dim=-1)
-    mass = reached[:, -1:]
-    target = share(mass if total is None else total, _column(draws.top_p, values))
-    settled = (mass >= target).squeeze(1)
-    weights.mul_(reached - weights < target)
+    ids, by_id = ids.sort(dim=-1)
+    shares = _exponents(found, peak, draws).exp_()
+    weights = _weights(shares).mul_(torch.arange(width) < _column(draws.top_k, values))
+    if (draws.top_p < 1.0).any():
+        reached = weights.cumsum(dim=-1)
+        weights.mul_(reached - weights < share(reached[:, -1:], _column(draws.top_p, values)))
     if draws.min_p.any():
-        weights.mul_(relative >= _column(draws.min_p, values).float())
-    kept = max(1, int((weights > 0).sum(dim=-1).max()))
-    ids, order = ids[:, :kept].sort(dim=-1)
-    index, possible = _inverse(weights[:, :kept].gather(1, order), draws)
-    return torch.where(possible, ids.gather(1, index.unsqueeze(1)).squeeze(1), fallback), settled
+        weights.mul_(shares >= _column(draws.min_p, values).float())
+    index, possible = _inverse(weights.gather(1, by_id), draws)
+    return ids.gather(1, index.unsqueeze(1)).squeeze(1), possible
 
 
 def _inverse(weights: torch.Tensor, draws: DrawParameters) -> tuple[torch.Tensor, torch.Tensor]:

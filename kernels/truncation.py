@@ -11,6 +11,11 @@ from kernels.ranking import ordered_bits
 _DIGITS: Final = ((21, 11), (10, 11), (0, 10))
 """Lowest bit and width of the digits that a 32-bit key is taken apart into, from the top."""
 
+LEAST_EXPONENT: Final = -30.0
+"""Its exponential is too small to have a weight."""
+_BINS_PER_UNIT: Final = 64
+_MOST_SORTED: Final = 4096
+
 
 def keep_first(logits: torch.Tensor, mass: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """The shortest beginning of each row's order whose mass reaches ``target``: bool ``[n, vocab]``.
@@ -33,6 +38,38 @@ def keep_first(logits: torch.Tensor, mass: torch.Tensor, target: torch.Tensor) -
     equal = keys == border
     mass_equal = mass * equal
     return (keys < border).logical_or_(equal.logical_and_(mass_equal.cumsum(dim=-1).sub_(mass_equal) < left))
+
+
+def trim(
+    logits: torch.Tensor, exponents: torch.Tensor, weights: torch.Tensor, mass: torch.Tensor, target: torch.Tensor
+) -> None:
+    """Set to 0 in place the ``weights`` of tokens outside of ``keep_first(logits, mass, target)``.
+
+    ``exponents`` fp32 ``[n, vocab]``, from ``LEAST_EXPONENT`` (tokens whose weight is 0 already) to 0, must not fall as
+    the logits rise. On CPU they sort tokens into fine bins, so that only the bin where the border runs needs sorting.
+    """
+    if not logits.is_cpu:
+        weights.mul_(keep_first(logits, mass, target))
+        return
+    last = int(-LEAST_EXPONENT * _BINS_PER_UNIT)
+    bins = (exponents * -_BINS_PER_UNIT).to(torch.int64)
+    sums = mass.new_zeros(len(mass), last + 1).scatter_add_(1, bins, mass)
+    reached = sums.cumsum(dim=-1)
+    border = torch.searchsorted(reached, target).clamp_max_(last)
+    left = target - (reached - sums).gather(1, border)
+    for row, bin_ in enumerate(border.squeeze(1).tolist()):
+        if bin_ == last:
+            continue
+        near = (bins[row] == bin_).nonzero().squeeze(1)
+        if len(near) > _MOST_SORTED:
+            some = slice(row, row + 1)
+            weights[some].mul_(keep_first(logits[some], mass[some], target[some]))
+            continue
+        near = near[logits[row, near].sort(descending=True, stable=True).indices]
+        near_mass = mass[row, near]
+        near_weights = weights[row, near].mul_(near_mass.cumsum(dim=0).sub_(near_mass) < left[row])
+        weights[row].mul_(bins[row] < bin_)
+        weights[row, near] = near_weights
 
 
 def share(total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from kernels import sampling, truncation
 from kernels.sampling import DrawParameters
+
+WAYS = ["usual", "whole", "digits"]
 
 
 @dataclass(frozen=True)
@@ -64,10 +69,23 @@ def drawn(row: list[float], uniform: float) -> int:
     return max(token for token, probability in enumerate(row) if probability)
 
 
-def frequencies(logits: torch.Tensor, choice: Choice, count: int, prefix: int | None = None) -> torch.Tensor:
-    """How often each token comes where the uniform numbers are evenly spaced: its probability, within 1 / count."""
-    from kernels.sampling import sample
+@contextmanager
+def by_way(way: str) -> Iterator[None]:
+    """Draw by one of the ways that must all come to the same: ``usual``; ``whole``: never from the likeliest alone;
+    ``digits``: and the border by radix selection, as it is found on other devices."""
+    before = sampling._SMALL_K, truncation._MOST_SORTED
+    if way != "usual":
+        sampling._SMALL_K = 0  # type: ignore[misc]
+    if way == "digits":
+        truncation._MOST_SORTED = -1  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        sampling._SMALL_K, truncation._MOST_SORTED = before  # type: ignore[misc]
 
+
+def frequencies(logits: torch.Tensor, choice: Choice, count: int) -> torch.Tensor:
+    """How often each token comes where the uniform numbers are evenly spaced: its probability, within 1 / count."""
     uniforms = [(index + 0.5) / count for index in range(count)]
-    tokens = sample(logits.expand(count, -1), parameters([choice] * count, uniforms), prefix=prefix)
+    tokens = sampling.sample(logits.expand(count, -1), parameters([choice] * count, uniforms))
     return torch.bincount(tokens, minlength=logits.shape[0]) / count
