@@ -9,13 +9,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sent to the engine process as JSON. Sizes are bytes, unless the name says tokens."""
 
     model_path: str
-    """A GGUF file."""
+    """A GGUF file, or a Hugging Face folder with ``config.json`` and ``.safetensors`` files."""
     device: str = "auto"
     """``auto``, ``cpu`` or ``cuda``."""
     threads: int | None = None
     """Threads of one operation on CPU; None: one for each core this process may use."""
     block_size: int | None = None
-    """Tokens in a KV block: 16, 32, 64 or a multiple of 128; None: what suits the device."""
+    """Tokens in a KV block: a multiple of 16; None: what suits the device."""
     kv_cache_bytes: int | None = None
     """Size of the KV pool; None: fitted to the device's free memory."""
     max_model_len: int | None = None
