@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PURE_ENGINE = ["request", "plan", "scheduler", "config", "messages", "output", "client", "engine"]
+PURE_ENGINE = ["request", "plan", "scheduler", "config", "messages", "output", "client", "generation", "engine"]
 PURE_ENGINE += ["kv_cache", "kv_connector", "block_pool", "cache_groups", "cache_events", "sequence_blocks"]
 PURE_ENGINE += ["transfer_leases"]
 PURE_ENGINE += ["admission", "roster", "retirement", "preemption", "waiting_queue"]

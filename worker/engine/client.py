@@ -8,15 +8,16 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
 import msgspec
 import zmq
 import zmq.asyncio
 
 from worker.engine.config import EngineConfig
+from worker.engine.generation import Generation
 from worker.engine.messages import (
     INPUT_SOCKET,
     OUTPUT_SOCKET,
@@ -24,7 +25,6 @@ from worker.engine.messages import (
     Control,
     ControlDone,
     EngineInfo,
-    EngineOutput,
     EngineRequest,
     EngineStats,
     Failed,
@@ -33,7 +33,6 @@ from worker.engine.messages import (
     encoder,
     from_engine_decoder,
 )
-from worker.engine.plan import TokenLogprobs
 from worker.engine.request import (
     ControlRefused,
     EngineError,
@@ -158,7 +157,7 @@ class EngineClient:
         message = encoder.encode(request)  # first: what can't be sent must not hold a place
         if self._asleep is not None:
             self._wake(self._asleep[0])  # obeyed before the request
-        generation = Generation(self, request.request_id, progress=progress)
+        generation = Generation(request.request_id, abort=self._abort, progress=progress)
         self._open[request.request_id] = generation
         self._sender.send(message, zmq.NOBLOCK)
         return generation
@@ -324,7 +323,7 @@ class EngineClient:
                     if output.finish_reason is not None:
                         del self._open[output.request_id]
                         self._idle_since = asyncio.get_running_loop().time()
-                    generation._deliver(output)
+                    generation.deliver(output)
 
     def _control_done(self, message: ControlDone) -> None:
         done, settle = self._controls.pop(message.id)
@@ -356,7 +355,7 @@ class EngineClient:
             return
         self._dead.set_result(reason)
         for generation in self._open.values():
-            generation._fail(self._end())
+            generation.fail(self._end())
         self._open.clear()
         for done, _ in self._controls.values():
             done.set_exception(self._end())
@@ -384,106 +383,3 @@ def _make_directory() -> str:
         return tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX, dir=parent)
     except OSError as fault:
         raise EngineDead(f"There is no place for the engine's sockets: {fault}. Set TMPDIR to a folder.") from fault
-
-
-_ERRORS: Final[dict[str | None, type[EngineError]]] = {"queue_timeout": QueueTimeout, "grammar": GrammarFailed}
-
-
-class Generation(AsyncIterator[EngineOutput]):
-    """The outputs of one request.
-
-    Outputs that a slow reader has not taken are merged into one, so that at most ``max_tokens`` ids wait. The last
-    output has ``finish_reason`` ``stop`` or ``length``; trouble is raised instead (EngineDead, RequestRejected,
-    QueueTimeout, GrammarFailed), after the tokens that came before it. Waiting may be cancelled (a timeout for a
-    keep-alive) and taken up again.
-
-    Close it (``async with``, ``aclose``) when nobody wants more: the request ends in the engine at once, and
-    tokens drawn after that are thrown away.
-    """
-
-    def __init__(self, client: EngineClient, request_id: str, *, progress: bool) -> None:
-        self.request_id = request_id
-        self._client = client
-        self._progress = progress
-        self._next: EngineOutput | None = None
-        self._error: EngineError | None = None
-        self._closed = False
-        self._news = asyncio.Event()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> EngineOutput:
-        while not self._closed:
-            output = self._next
-            if output is not None and (self._progress or not _is_progress(output)):
-                self._next = None
-                self._closed = output.finish_reason is not None
-                return output
-            if self._error is not None:
-                self._closed = True
-                raise self._error
-            self._news.clear()
-            await self._news.wait()
-        raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        """End the request; nothing happens when it has ended already."""
-        if not self._closed:
-            self._closed = True
-            self._news.set()
-            self._client._abort(self.request_id)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def _deliver(self, output: EngineOutput) -> None:
-        if self._closed:
-            return  # drawn after the reader left: unread and unbilled
-        if output.finish_reason == "error":
-            kind = _ERRORS.get(output.error_kind, RequestRejected)
-            self._error = kind(output.error or "The engine refused the request.")
-        else:
-            self._next = output if self._next is None else _merge(self._next, output)
-        self._news.set()
-
-    def _fail(self, error: EngineError) -> None:
-        self._error = error
-        self._news.set()
-
-
-def _is_progress(output: EngineOutput) -> bool:
-    """Whether an output says nothing but how far the prompt is computed."""
-    return not output.token_ids and output.finish_reason is None
-
-
-def _merge(first: EngineOutput, then: EngineOutput) -> EngineOutput:
-    """Two outputs of one request as one."""
-    return EngineOutput(
-        request_id=then.request_id,
-        token_ids=first.token_ids + then.token_ids,
-        finish_reason=then.finish_reason,
-        prefilled=then.prefilled if not first.token_ids else None,
-        stop_token_id=then.stop_token_id,
-        cached_tokens=_first_of(first.cached_tokens, then.cached_tokens),
-        queued_us=_first_of(first.queued_us, then.queued_us),
-        compute_us=first.compute_us + then.compute_us,
-        logprobs=_joined(first.logprobs, then.logprobs),
-        prompt_logprobs=_joined(first.prompt_logprobs, then.prompt_logprobs),
-        embedding=then.embedding,
-    )
-
-
-def _first_of(first: int | None, then: int | None) -> int | None:
-    return then if first is None else first
-
-
-def _joined(first: list[TokenLogprobs] | None, then: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
-    if first is None or then is None:
-        return then if first is None else first
-    return first + then

@@ -21,9 +21,9 @@ from worker.engine.client import (
     GrammarFailed,
     QueueTimeout,
     RequestRejected,
-    _merge,
 )
 from worker.engine.config import EngineConfig
+from worker.engine.generation import merge
 from worker.engine.messages import EngineOutput, EngineRequest
 from worker.engine.plan import SamplingParams, TokenLogprobs
 from worker.protocol.kv_events import KVEvent
@@ -150,7 +150,7 @@ def test_merged_outputs_tell_what_all_of_them_told(
         )
     merged = pieces[0]
     for piece in pieces[1:]:
-        merged = _merge(merged, piece)
+        merged = merge(merged, piece)
     assert merged.token_ids == tokens
     assert merged.finish_reason == "length"
     assert (merged.cached_tokens, merged.queued_us) == (3, 0)
