@@ -7,6 +7,7 @@ Reference: https://platform.openai.com/docs/guides/structured-outputs
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -16,9 +17,14 @@ from llguidance.gbnf_to_lark import any_to_lark
 from worker.engine.grammar import check_grammar
 from worker.engine.messages import Grammar
 from worker.protocol.errors import bad_request
+from worker.server.schema_limits import excess
 
 MAX_GRAMMAR_BYTES: Final = 128 * 1024
 """Longest text of a schema, an expression or a grammar: it bounds how long its check may take."""
+
+MAX_GBNF_CHARACTERS: Final = 16 * 1024
+"""Longest grammar in GBNF: turning it into Lark takes time in the square of its length."""
+_EMBEDDED_SCHEMA: Final = re.compile(r"%json\s*")
 
 COMPACT_JSON: Final = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
 """White space in JSON: one space after a comma or a colon, or none. Were more allowed, a small model could go on with
@@ -39,8 +45,8 @@ def response_grammar(
     """The grammar that the fields of a request ask for; None if they ask for none.
 
     Raises ApiError (400) that names the field: of the wrong form, more than one at once, too large, or nothing that a
-    grammar can hold. It takes well under a millisecond for common schemas and up to half a second for the largest: call
-    it in a thread where ``is_large`` says so.
+    grammar can hold. It takes about a millisecond for common schemas and up to a second for the largest: read large
+    requests in a thread.
     """
     asked: dict[str, Callable[[], Grammar]] = {}
     if response_format is not None and (read := _response_format(response_format)) is not None:
@@ -61,17 +67,16 @@ def response_grammar(
     return next(iter(asked.values()))() if asked else None
 
 
-def is_large(body_bytes: int) -> bool:
-    """Whether a request of this size may hold a grammar whose check takes more than a few milliseconds."""
-    return body_bytes > 8192
-
-
-def json_schema_grammar(schema: Mapping[str, Any] | bool, field: str, *, lenient: bool = False) -> Grammar:
+def json_schema_grammar(schema: Mapping[str, Any] | bool, field: str, *, strict: bool | None = None) -> Grammar:
     """A grammar of the JSON values that a schema allows, in compact form. Raises ApiError (400) that names ``field``.
 
-    ``lenient``: keywords that no grammar can hold are ignored rather than refused.
+    ``strict`` False: keywords that no grammar can hold are ignored rather than refused; None: they are refused, too,
+    and the request has no field to say otherwise.
     """
-    return _checked(Grammar("json_schema", compact_schema(schema, field, lenient=lenient)), field)
+    grammar = Grammar("json_schema", compact_schema(schema, field, lenient=strict is False))
+    if strict is None or strict is False:
+        return _checked(grammar, field)
+    return _checked(grammar, field, '. Send "strict": false to have what no grammar can hold ignored')
 
 
 def compact_schema(schema: Mapping[str, Any] | bool, field: str, *, lenient: bool = False) -> str:
@@ -83,6 +88,7 @@ def compact_schema(schema: Mapping[str, Any] | bool, field: str, *, lenient: boo
     own = schema.get("x-guidance", {})
     if not isinstance(own, Mapping):
         raise bad_request(f"'{field}.x-guidance' must be an object.", param=f"{field}.x-guidance", code="invalid_type")
+    _check_work(schema, field)
     options = COMPACT_JSON | ({"lenient": True} if lenient else {}) | dict(own)
     try:
         return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False, separators=(",", ":"))
@@ -126,7 +132,7 @@ def _openai_schema(value: Any) -> Grammar:
             param=f"{field}.schema",
             code="missing_required_parameter",
         )
-    return json_schema_grammar(value["schema"], f"{field}.schema", lenient=strict is False)
+    return json_schema_grammar(value["schema"], f"{field}.schema", strict=strict is not False)
 
 
 def _structured_outputs(value: Any) -> dict[str, Callable[[], Grammar]]:
@@ -191,12 +197,28 @@ def _choice(value: Any, field: str) -> Grammar:
 def _lark(value: Any, field: str) -> Grammar:
     text = _text(value, field)
     check_size(text, field)
+    if "::=" in text and len(text) > MAX_GBNF_CHARACTERS:
+        raise bad_request(
+            f"{field!r} is written in GBNF and has {len(text)} characters. At most {MAX_GBNF_CHARACTERS} are allowed "
+            "in GBNF; in Lark it may be longer.",
+            param=field,
+            code="invalid_value",
+        )
     try:
         # What is written as llama.cpp's GBNF (`root ::= ...`) becomes Lark; Lark stays as it is.
         text = any_to_lark(text)
     except Exception as fault:
         # A parser from elsewhere over text from anywhere: whatever it fails with, the text is the reason.
         raise bad_request(f"{field!r} is no valid grammar: {fault}.", param=field, code="invalid_value") from None
+    for embedded in _EMBEDDED_SCHEMA.finditer(text):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(text, embedded.end())
+        except (ValueError, RecursionError):
+            raise bad_request(
+                f"{field!r} has a '%json' that no JSON schema follows.", param=field, code="invalid_value"
+            ) from None
+        if isinstance(schema, Mapping):
+            _check_work(schema, field)
     return _checked(Grammar("lark", text), field)
 
 
@@ -230,11 +252,20 @@ def check_size(text: str, field: str) -> None:
         )
 
 
-def _checked(grammar: Grammar, field: str) -> Grammar:
+def _check_work(schema: Mapping[str, Any], field: str) -> None:
+    if fault := excess(schema):
+        raise bad_request(
+            f"{field!r} holds a JSON schema that would take too long: {fault}.", param=field, code="invalid_value"
+        )
+
+
+def _checked(grammar: Grammar, field: str, remedy: str = "") -> Grammar:
     check_size(grammar.text, field)
     if fault := check_grammar(grammar):
         what = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}[grammar.kind]
         raise bad_request(
-            f"{field!r} holds a {what} that can't be followed: {fault.rstrip('.')}.", param=field, code="invalid_value"
+            f"{field!r} holds a {what} that can't be followed: {fault.rstrip('.')}{remedy}.",
+            param=field,
+            code="invalid_value",
         )
     return grammar

@@ -146,16 +146,16 @@ def test_no_spans_no_masks(grammars: Grammars) -> None:
 
 
 def test_masks_stay_while_two_further_steps_are_in_flight(grammars: Grammars) -> None:
-    for at in range(40):
-        grammars.start(f"many-{at}", DIGITS)
-    compiled(grammars)
-    first = grammars.masks([(at, f"many-{at}") for at in range(3)])
-    assert first is not None
-    kept = first.bits.copy()
-    started(grammars, "other", Grammar("regex", "other"))
-    grammars.masks([(0, "other")])
-    grammars.masks([(at, f"many-{at}") for at in range(40)])
-    assert np.array_equal(first.bits, kept)
+    grammars.start("kept", DIGITS)
+    grammars.start("other", Grammar("regex", "other"))
+    assert compiled(grammars) == {"kept": None, "other": None}
+    for _ in range(4):
+        first = grammars.masks([(0, "kept")])
+        assert first is not None
+        kept = first.bits.copy()
+        grammars.masks([(0, "other")])
+        grammars.masks([(0, "other")])
+        assert np.array_equal(first.bits, kept)
 
 
 def test_a_token_that_the_mask_forbids_ends_the_request(grammars: Grammars) -> None:

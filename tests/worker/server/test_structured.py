@@ -235,3 +235,57 @@ def test_what_is_too_large_is_refused_by_its_size(fields: dict[str, Any], param:
     found, _, message = refused(**fields)
     assert found == param
     assert str(MAX_GRAMMAR_BYTES) in message
+
+
+MANY_PATTERNS = [{"type": "string", "pattern": f"a.{{{at}}}b"} for at in range(60)]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": MANY_PATTERNS},
+        {"allOf": [{"type": "object", "properties": {"x": pattern}} for pattern in MANY_PATTERNS]},
+        {"allOf": [{"type": "array", "items": pattern} for pattern in MANY_PATTERNS]},
+        {
+            "$ref": "#/$defs/0",
+            "$defs": {str(at): {**pattern, "$ref": f"#/$defs/{at + 1}"} for at, pattern in enumerate(MANY_PATTERNS)},
+        },
+        {"allOf": [{"anyOf": [pattern, {"type": "null"}]} for pattern in MANY_PATTERNS]},
+        {"type": "object", "patternProperties": {f"^p{at}[a-z]*x": {} for at in range(300)}},
+        {"type": "array", "items": {"type": "object", "patternProperties": {f"^{at}[a-z]*x": {} for at in range(300)}}},
+        {"$defs": {str(at): {"items": {"$ref": f"#/$defs/{at + 1}"}} for at in range(2000)}, "$ref": "#/$defs/0"},
+    ],
+    ids=["strings", "properties", "items", "references", "choices", "names", "nested names", "depth"],
+)
+def test_a_schema_that_would_take_for_ever_is_refused_before_it_does(schema: dict[str, Any]) -> None:
+    for fields in ({"guided_json": schema}, {"guided_grammar": f"start: a\na: %json {json.dumps(schema)}"}):
+        param, _, message = refused(**fields)
+        assert param in fields
+        assert "too long" in message
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {f"p{at}": pattern for at, pattern in enumerate(MANY_PATTERNS)}},
+        {"anyOf": MANY_PATTERNS},
+        {
+            "type": "object",
+            "properties": {f"p{at}": {"$ref": "#/$defs/id"} for at in range(60)},
+            "$defs": {"id": {"type": "string", "pattern": "^[a-z]+$"}},
+        },
+        {"allOf": [{"type": "object", "properties": {"a": MANY_PATTERNS[1]}}, {"properties": {"b": MANY_PATTERNS[2]}}]},
+        {"$defs": {"a/b": {"type": "string", "format": "uuid"}}, "items": {"$ref": "#/$defs/a~1b"}, "type": "array"},
+        {"type": "object", "properties": {"me": {"$ref": "#"}, "x": {"type": "string", "maxLength": 3}}},
+    ],
+    ids=["apart", "either", "shared", "merged", "escaped", "recursive"],
+)
+def test_many_patterns_that_do_not_meet_are_no_trouble(schema: dict[str, Any]) -> None:
+    assert asked(guided_json=schema).kind == "json_schema"
+
+
+def test_gbnf_may_not_be_as_long_as_lark() -> None:
+    rules = "\n".join(f'a{at} ::= "{at}"' for at in range(2000))
+    param, _, message = refused(guided_grammar=f"root ::= a0\n{rules}")
+    assert param == "guided_grammar"
+    assert "Lark" in message

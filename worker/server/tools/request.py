@@ -65,7 +65,7 @@ class ToolUse:
         tools = []
         for tool in self.callable:
             field = f"{tool.field}.function.parameters"
-            json_schema_grammar(tool.parameters, field, lenient=not tool.strict)
+            json_schema_grammar(tool.parameters, field, strict=tool.strict)
             tools.append((tool.name, compact_schema(tool.parameters, field, lenient=not tool.strict)))
         grammar = Grammar("lark", format.forced(tools, parallel=self.parallel))
         check_size(grammar.text, "tools")
