@@ -359,3 +359,15 @@ def test_a_result_for_no_transfer_is_refused() -> None:
 def test_a_host_tier_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="holds nothing"):
         HostTier(0)
+
+
+def test_one_content_is_copied_once() -> None:
+    host = HostTier(4)
+    assert host.store(0, [b"a", b"b"], [1, 2], None, None) == [1, 2]
+    assert host.store(0, [b"b", b"c"], [3, 4], b"a", None) == [4], "one is on its way already"
+    (transfer,) = host.transfers()
+    host.done(TransferResult(transfer.id))
+    assert host.store(0, [b"a"], [5], None, None) == []
+    assert host.store(1, [b"a"], [5], None, None) == [5], "another group's block is another content"
+    assert host.num_held == 3
+    host.check()
