@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from kernels.slices import row_slices
+
+_COUNTED_ROWS: Final = 64
+"""Most rows whose tokens are counted at a time: a counter for each token of the vocabulary and row."""
 
 
 def allow(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
@@ -71,6 +76,23 @@ class Penalties:
         ``repetition`` if above 0, else multiplied by it; then a token of the output loses ``frequency`` for each time
         it stands there, and ``presence`` once.
         """
+        for begin in range(0, len(rows), _COUNTED_ROWS):
+            some = slice(begin, begin + _COUNTED_ROWS)
+            columns = (rows, held_rows, lengths, prompts, repetition, presence, frequency)
+            self._apply(logits, held, *(column[some] for column in columns))
+
+    def _apply(
+        self,
+        logits: torch.Tensor,
+        held: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        held_rows: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        prompts: npt.NDArray[np.int64],
+        repetition: npt.NDArray[np.float32],
+        presence: npt.NDArray[np.float32],
+        frequency: npt.NDArray[np.float32],
+    ) -> None:
         device, vocab, total = logits.device, logits.shape[1], int(lengths.sum())
 
         def on_device(values: npt.NDArray[np.int64] | npt.NDArray[np.float32]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Rows of logits a few at a time, where intermediate results should stay in a core's cache."""
+"""Rows of logits a few at a time, so that intermediate results stay small and, on CPU, in a core's cache."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Final
 import torch
 
 _CPU_ELEMENTS: Final = 1 << 17
+_DEVICE_ELEMENTS: Final = 1 << 23
 
 
 def row_slices(logits: torch.Tensor) -> Iterator[slice]:
-    """Slices that cover the rows of ``logits`` ``[n, vocab]``: on CPU as many as make about a megabyte of integers,
-    elsewhere all at once."""
+    """Slices that cover the rows of ``logits`` ``[n, vocab]``. An int64 for each element of a slice is about a megabyte
+    on CPU; elsewhere, where only memory is to be saved, 64."""
     count, vocab = logits.shape
-    step = max(1, _CPU_ELEMENTS // vocab) if logits.is_cpu else max(1, count)
+    step = max(1, (_CPU_ELEMENTS if logits.is_cpu else _DEVICE_ELEMENTS) // vocab)
     return (slice(begin, begin + step) for begin in range(0, count, step))

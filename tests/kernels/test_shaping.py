@@ -121,6 +121,14 @@ def test_repetition_is_that_of_transformers() -> None:
     torch.testing.assert_close(logits, wanted)
 
 
+def test_many_rows_are_counted_each_for_itself() -> None:
+    held = (torch.arange(150).unsqueeze(1) % 7).to(torch.int32).expand(-1, 3).contiguous()
+    logits = torch.zeros(150, 7)
+    row = {"lengths": 3, "prompts": 1, "repetition": 1.0, "presence": 0.5, "frequency": 1.0}
+    penalise(Penalties(CPU), logits, held, [{"rows": at, "held_rows": at} | row for at in range(150)])
+    assert torch.equal(logits, -2.5 * torch.eye(7)[torch.arange(150) % 7])
+
+
 def test_impossible_tokens_stay_impossible() -> None:
     logits = torch.full((1, 4), -INF)
     held = torch.tensor([[0, 1, 1]], dtype=torch.int32)
