@@ -27,8 +27,8 @@ class Admission:
         """Give the first of the waiting a place and blocks in plan ``step``, displacing others if it may; whether it
         has them."""
         roster = self._roster
-        if request.last_step > roster.retired_step:
-            return False  # preempted just now: its last draw is still in flight
+        if request in roster.preempted or request.last_step > roster.retired_step:
+            return False  # preempted just now; its last draw may be in flight
         while roster.num_places >= self._max_running or not self._place(request):
             if roster.num_places < self._max_running and roster.blocks_due:
                 return False  # blocks are coming

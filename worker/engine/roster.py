@@ -55,6 +55,8 @@ class Roster:
         self.num_grammars = 0
         """Open requests with a grammar."""
         self.preemptions = 0
+        self.preempted: list[Request] = []
+        """Those preempted for the plan being made: they are not in it again."""
         self._fair = fair
         self._arrivals = 0
 
@@ -121,6 +123,7 @@ class Roster:
         self._let_go(request)
         request.status = Status.WAITING
         self.waiting.push_front(request)
+        self.preempted.append(request)
         self.preemptions += 1
 
     def finish(self, request: Request) -> None:

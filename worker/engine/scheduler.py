@@ -168,7 +168,7 @@ class Scheduler:
         if len(roster.in_flight) >= self.depth:
             raise RuntimeError("the step in flight has not been retired")
         self._claimed = 0
-        preemptions = roster.preemptions
+        roster.preempted.clear()
         number = self._steps + 1
         decodes: list[Request] = []
         prefills: list[Request] = []
@@ -183,7 +183,7 @@ class Scheduler:
             elif remaining:
                 prefills.append(request)
         gained, stalled = self._grow(growing, number)
-        open_door = not stalled and preemptions == roster.preemptions
+        open_door = not stalled and not roster.preempted
         if not open_door:
             decodes = [request for request in decodes if request.key >= 0 and request not in stalled]
             prefills = [request for request in prefills if request.key >= 0]
@@ -191,7 +191,7 @@ class Scheduler:
         chunks: list[Span] = []
         chunked: list[Request] = []
         self._fill(number, self.max_batched_tokens - len(decodes), prefills, open_door, new, chunks, chunked)
-        if preemptions != roster.preemptions:
+        if roster.preempted:
             decodes = [request for request in decodes if request.key >= 0]
         spans, units = self._decode(decodes, gained, number)
         if not spans and not chunks:

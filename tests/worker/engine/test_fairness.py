@@ -173,6 +173,17 @@ def test_displacement_is_bounded_however_the_tenants_change(tenants: int) -> Non
     assert s.stats.preemptions > 0
 
 
+def test_nobody_is_displaced_more_than_so_many_times() -> None:
+    s = scheduler(400, max_running=3, max_batched_tokens=64, max_waiting=300)
+    for number in range(3):
+        s.add(request(f"long-{number}", 4, 400, tenant="long"))
+    for number in range(20):
+        s.add(request(f"short-{number}", 4, 2, tenant=f"short-{number}"))
+        for _ in range(4):
+            run(s, s.schedule())
+    assert s.stats.preemptions == 3 * MAX_DISPLACEMENTS
+
+
 def test_recomputing_after_preemption_is_not_charged() -> None:
     s = scheduler(9, max_running=4, max_batched_tokens=32)  # 8 blocks of 4
     s.add(request("a", 8, 16, tenant="one"))

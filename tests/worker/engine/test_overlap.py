@@ -49,18 +49,18 @@ def test_what_is_drawn_after_a_stop_is_thrown_away_and_its_blocks_wait_for_the_s
 
 
 def test_a_request_aborted_with_two_steps_in_flight_keeps_its_blocks_until_the_later_one_retires() -> None:
-    s = scheduler(depth=2)
-    s.add(request("a", 4, 9))
-    first, second = s.schedule(), s.schedule()
+    s = scheduler(depth=2, caching=True)
+    s.add(request("a", 3, 9))
+    first, second = s.schedule(), s.schedule()  # the second fills a block, with a token that nobody will know
     assert s.abort("a")
     assert run(s, first) == []
     assert s.stats.kv_usage > 0
     assert run(s, second) == []
-    assert s.stats.kv_usage == 0
+    assert (s.stats.kv_usage, s.stats.cached_blocks) == (0, 0)
 
 
 def test_a_request_preempted_in_flight_keeps_the_token_that_was_being_drawn() -> None:
-    made, _ = engine(overlap=True, toy={"num_blocks": 7}, max_running=3, max_batched_tokens=32)  # 6 blocks of 4
+    made, runner = engine(overlap=True, toy={"num_blocks": 7}, max_running=3, max_batched_tokens=32)  # 6 blocks of 4
     asked = [request(name, 5, 12, seed=seed) for seed, name in enumerate("ab")]
     for one in asked:
         made.add(one)
@@ -68,6 +68,7 @@ def test_a_request_preempted_in_flight_keeps_the_token_that_was_being_drawn() ->
     assert made.stats.preemptions > 0
     for one in asked:
         assert tokens_of(outputs[one.request_id]) == text_alone(one.prompt_token_ids, one.sampling, 12)[0]
+    assert sum(span.sample for plan in runner.steps for span in plan.spans) == 24, "a token was drawn twice"
 
 
 def test_names_of_blocks_reach_the_cache_when_their_step_has_retired_and_not_before() -> None:

@@ -1,8 +1,9 @@
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import pytest
 
 from tests.worker.engine.asking import finish, request, run, scheduler, spans
+from worker.engine.compute_cost import CostModel
 from worker.engine.messages import EngineOutput
 from worker.engine.plan import StepResult
 from worker.engine.request import QueueFull, RequestRejected
@@ -198,6 +199,32 @@ def test_with_the_prefix_cache_a_preempted_request_finds_most_of_what_it_had() -
     needed = 3 * (12 + 15)
     assert computed[False] > needed + 12
     assert computed[True] <= needed + 2 * 4 * s.stats.preemptions
+
+
+def test_who_was_preempted_for_a_plan_is_not_in_it_again() -> None:
+    s = scheduler()
+    s.add(request("a", 4, 9))
+    run(s, s.schedule())
+    (victim,) = s._roster.running
+    s._roster.preempt(victim)
+    assert not s._admission.admit(victim, 2)
+    assert spans(s.schedule()) == [(1, 0, 5, True)]
+
+
+def test_computing_anew_after_preemption_is_overhead_and_all_else_is_paid_once() -> None:
+    """Each step takes as many microseconds as its spans cost units, so that every share is exact."""
+    costs = CostModel(16)
+    s = scheduler(9, max_running=4, max_batched_tokens=10, costs=costs)  # 8 blocks of 4
+    paid: Counter[str] = Counter()
+    for index, name in enumerate("abc"):
+        s.add(request(name, 5 + index, 14))
+    while (plan := s.schedule()) is not None:
+        elapsed_us = sum(costs.units(span.start, span.start + span.count) for span in plan.spans)
+        for output in run(s, plan, elapsed_us=elapsed_us):
+            paid[output.request_id] += output.compute_us
+    assert s.stats.preemptions >= 2
+    assert paid == {name: costs.units(0, 5 + index + 14 - 1) for index, name in enumerate("abc")}
+    assert s.stats.overhead_us == s.stats.step_us - sum(paid.values()) > 0
 
 
 def test_nobody_overtakes_the_head_of_the_queue_for_want_of_blocks() -> None:
