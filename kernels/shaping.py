@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -45,6 +46,36 @@ def add_bias(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, 
     logits[rows, token_ids] += bias
 
 
+@dataclass(frozen=True, slots=True)
+class PenalisedRows:
+    """Rows of logits to be penalised, on the host; all ``[m]``, no row twice.
+
+    Sequence ``held_rows[i]`` draws from row ``rows[i]``. It holds ``lengths[i]`` tokens, of which the first
+    ``prompts[i]`` are prompt. A token of prompt or output has its logit divided by ``repetition`` if above 0, else
+    multiplied by it (Keskar et al., 2019); then a token of the output loses ``frequency`` for each time it stands
+    there, and ``presence`` once.
+    """
+
+    rows: npt.NDArray[np.int64]
+    held_rows: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    prompts: npt.NDArray[np.int64]
+    repetition: npt.NDArray[np.float32]
+    presence: npt.NDArray[np.float32]
+    frequency: npt.NDArray[np.float32]
+
+    def take(self, some: slice) -> PenalisedRows:
+        return PenalisedRows(
+            self.rows[some],
+            self.held_rows[some],
+            self.lengths[some],
+            self.prompts[some],
+            self.repetition[some],
+            self.presence[some],
+            self.frequency[some],
+        )
+
+
 class Penalties:
     """Penalties for the tokens that a sequence already holds.
 
@@ -57,57 +88,29 @@ class Penalties:
     def __init__(self, device: torch.device) -> None:
         self._counts = torch.zeros(0, dtype=torch.int32, device=device)
 
-    def apply(
-        self,
-        logits: torch.Tensor,
-        rows: npt.NDArray[np.int64],
-        held: torch.Tensor,
-        held_rows: npt.NDArray[np.int64],
-        lengths: npt.NDArray[np.int64],
-        prompts: npt.NDArray[np.int64],
-        repetition: npt.NDArray[np.float32],
-        presence: npt.NDArray[np.float32],
-        frequency: npt.NDArray[np.float32],
-    ) -> None:
-        """Penalise rows ``rows`` of ``logits`` (fp32 ``[n, vocab]``, contiguous), in place.
+    def apply(self, logits: torch.Tensor, held: torch.Tensor, penalised: PenalisedRows) -> None:
+        """Change ``logits`` (fp32 ``[n, vocab]``, contiguous); ``held`` int32 ``[sequences, longest]``: all tokens."""
+        for begin in range(0, len(penalised.rows), _COUNTED_ROWS):
+            self._apply(logits, held, penalised.take(slice(begin, begin + _COUNTED_ROWS)))
 
-        ``held`` int32 ``[sequences, longest]``: sequence ``held_rows[i]`` holds ``lengths[i]`` tokens, of which the
-        first ``prompts[i]`` are prompt. Every other array ``[m]``. A token of prompt or output has its logit divided by
-        ``repetition`` if above 0, else multiplied by it; then a token of the output loses ``frequency`` for each time
-        it stands there, and ``presence`` once.
-        """
-        for begin in range(0, len(rows), _COUNTED_ROWS):
-            some = slice(begin, begin + _COUNTED_ROWS)
-            columns = (rows, held_rows, lengths, prompts, repetition, presence, frequency)
-            self._apply(logits, held, *(column[some] for column in columns))
-
-    def _apply(
-        self,
-        logits: torch.Tensor,
-        held: torch.Tensor,
-        rows: npt.NDArray[np.int64],
-        held_rows: npt.NDArray[np.int64],
-        lengths: npt.NDArray[np.int64],
-        prompts: npt.NDArray[np.int64],
-        repetition: npt.NDArray[np.float32],
-        presence: npt.NDArray[np.float32],
-        frequency: npt.NDArray[np.float32],
-    ) -> None:
-        device, vocab, total = logits.device, logits.shape[1], int(lengths.sum())
+    def _apply(self, logits: torch.Tensor, held: torch.Tensor, penalised: PenalisedRows) -> None:
+        device, vocab, total = logits.device, logits.shape[1], int(penalised.lengths.sum())
 
         def on_device(values: npt.NDArray[np.int64] | npt.NDArray[np.float32]) -> torch.Tensor:
             return torch.from_numpy(values).to(device)
 
-        owner = torch.repeat_interleave(on_device(lengths), output_size=total)
-        place = torch.arange(total, device=device) - on_device(np.cumsum(lengths) - lengths)[owner]
-        tokens = held[on_device(held_rows)[owner], place].to(torch.int64)
-        at = on_device(rows)[owner] * vocab + tokens
+        owner = torch.repeat_interleave(on_device(penalised.lengths), output_size=total)
+        place = torch.arange(total, device=device) - on_device(np.cumsum(penalised.lengths) - penalised.lengths)[owner]
+        tokens = held[on_device(penalised.held_rows)[owner], place].to(torch.int64)
+        at = on_device(penalised.rows)[owner] * vocab + tokens
         flat = logits.view(-1)
-        values, factor = flat[at], on_device(repetition)[owner]
+        values, factor = flat[at], on_device(penalised.repetition)[owner]
         values = torch.where(values > 0, values / factor, values * factor)
-        if presence.any() or frequency.any():
-            counts = self._count(owner * vocab + tokens, place >= on_device(prompts)[owner], len(rows) * vocab)
-            values = values - on_device(frequency)[owner] * counts - on_device(presence)[owner] * (counts > 0)
+        if penalised.presence.any() or penalised.frequency.any():
+            output = place >= on_device(penalised.prompts)[owner]
+            counts = self._count(owner * vocab + tokens, output, len(penalised.rows) * vocab)
+            values = values - on_device(penalised.frequency)[owner] * counts
+            values = values - on_device(penalised.presence)[owner] * (counts > 0)
         # A token that stands several times writes the same value as often.
         flat[at] = values
 

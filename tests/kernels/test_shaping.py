@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.shaping import Penalties, add_bias, allow, ban
+from kernels.shaping import PenalisedRows, Penalties, add_bias, allow, ban
 
 INF = float("inf")
 CPU = torch.device("cpu")
@@ -51,17 +51,18 @@ def test_bans_and_bias_touch_what_they_name() -> None:
 
 
 def penalise(penalties: Penalties, logits: torch.Tensor, held: torch.Tensor, rows: list[dict[str, Any]]) -> None:
-    """``rows``: what each penalised row has, by the names of ``Penalties.apply``."""
+    """``rows``: what each penalised row has, by the names of ``PenalisedRows``."""
 
     def column(name: str, kind: type[np.generic]) -> Any:
         return np.array([row[name] for row in rows], kind)
 
     penalties.apply(
         logits,
-        column("rows", np.int64),
         held,
-        *(column(name, np.int64) for name in ("held_rows", "lengths", "prompts")),
-        *(column(name, np.float32) for name in ("repetition", "presence", "frequency")),
+        PenalisedRows(
+            *(column(name, np.int64) for name in ("rows", "held_rows", "lengths", "prompts")),
+            *(column(name, np.float32) for name in ("repetition", "presence", "frequency")),
+        ),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from kernels.philox import uniform
 from kernels.sampling import DrawParameters, greedy, sample
-from kernels.shaping import Penalties, add_bias, allow, ban
+from kernels.shaping import PenalisedRows, Penalties, add_bias, allow, ban
 from worker.engine.plan import TokenLogprobs, TokenMasks
 from worker.execution.logprobs import PendingLogprobs
 from worker.execution.sampled_row import SampledRow
@@ -102,10 +102,8 @@ class Sampler:
         if penalised:
             chosen = [rows[index] for index in penalised]
             params = [row.sequence.params for row in chosen]
-            self._penalties.apply(
-                logits,
+            penalties = PenalisedRows(
                 np.array(penalised),
-                held,
                 held_rows=np.array([row.held_row for row in chosen]),
                 lengths=np.array([row.position for row in chosen]),
                 prompts=np.array([row.sequence.num_prompt for row in chosen]),
@@ -113,6 +111,7 @@ class Sampler:
                 presence=np.array([p.presence_penalty for p in params], np.float32),
                 frequency=np.array([p.frequency_penalty for p in params], np.float32),
             )
+            self._penalties.apply(logits, held, penalties)
         return logits
 
     def _allow(
