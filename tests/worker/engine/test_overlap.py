@@ -71,6 +71,14 @@ def test_a_request_preempted_in_flight_keeps_the_token_that_was_being_drawn() ->
     assert sum(span.sample for plan in runner.steps for span in plan.spans) == 24, "a token was drawn twice"
 
 
+def test_one_victim_is_enough_though_its_blocks_come_only_when_the_step_in_flight_has_retired() -> None:
+    made, _ = engine(overlap=True, toy={"num_blocks": 7}, max_batched_tokens=32)  # 6 blocks of 4
+    for index in range(3):  # all three need a third block in the same step
+        made.add(request(f"r{index}", 4, 8, seed=index))
+    drain(made)
+    assert made.stats.preemptions == 1
+
+
 def test_names_of_blocks_reach_the_cache_when_their_step_has_retired_and_not_before() -> None:
     s = scheduler(depth=2, caching=True, max_batched_tokens=64)
     s.add(request("a", 8, 9))
