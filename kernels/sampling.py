@@ -2,7 +2,7 @@
 
 A draw is one uniform number, named by seed, choice and absolute position (``kernels.philox``), put through the inverse
 of the cumulative distribution in the order of token ids. Weights are fixed-point integers: their sums don't depend on
-the order of addition, so neither the batch nor the device nor the way that leads to a sum can change a draw.
+the order of addition, so neither the batch nor the way that leads to a sum can change a draw.
 """
 
 from __future__ import annotations
