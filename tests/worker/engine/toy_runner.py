@@ -138,9 +138,10 @@ class ToyRunner:
         host_blocks: int = 0,
         transfer_polls: int = 1,
         fail_every: int = 0,
+        stuck_loads: bool = False,
     ) -> None:
         """``groups``: (window, sinks) of each cache group; ``transfer_polls``: how often it is asked before a transfer
-        has ended; every ``fail_every``-th block transferred fails (0: none)."""
+        has ended; every ``fail_every``-th block transferred fails (0: none); with ``stuck_loads`` none comes back."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_model_len = max_model_len
@@ -161,6 +162,7 @@ class ToyRunner:
         self._transfers: list[list] = []
         self._transfer_polls = transfer_polls
         self._fail_every = fail_every
+        self._stuck_loads = stuck_loads
         self._blocks_moved = 0
         self._keys_seen: set[int] = set()
         self._step_s = step_s
@@ -217,7 +219,8 @@ class ToyRunner:
                 for step in self.unread:
                     assert block not in step.touched, "a block is overwritten that a step in flight uses"
                 self._page(block, [None] * self.block_size)  # garbage, until it has arrived
-        self._transfers.append([self._transfer_polls, transfer])
+        stuck = self._stuck_loads and transfer.destination is Tier.DEVICE
+        self._transfers.append([sys.maxsize if stuck else self._transfer_polls, transfer])
 
     def transfers_done(self) -> list[TransferResult]:
         done = []
