@@ -15,6 +15,7 @@ LEAST_EXPONENT: Final = -30.0
 """Its exponential is too small to have a weight."""
 _BINS_PER_UNIT: Final = 64
 _MOST_SORTED: Final = 4096
+"""For each row; above, sorting takes longer than selection by digits."""
 
 
 def keep_first(logits: torch.Tensor, mass: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -56,20 +57,23 @@ def trim(
     sums = mass.new_zeros(len(mass), last + 1).scatter_add_(1, bins, mass)
     reached = sums.cumsum(dim=-1)
     border = torch.searchsorted(reached, target).clamp_max_(last)
-    left = target - (reached - sums).gather(1, border)
-    for row, bin_ in enumerate(border.squeeze(1).tolist()):
-        if bin_ == last:
-            continue
-        near = (bins[row] == bin_).nonzero().squeeze(1)
-        if len(near) > _MOST_SORTED:
-            some = slice(row, row + 1)
-            weights[some].mul_(keep_first(logits[some], mass[some], target[some]))
-            continue
-        near = near[logits[row, near].sort(descending=True, stable=True).indices]
-        near_mass = mass[row, near]
-        near_weights = weights[row, near].mul_(near_mass.cumsum(dim=0).sub_(near_mass) < left[row])
-        weights[row].mul_(bins[row] < bin_)
-        weights[row, near] = near_weights
+    rows, tokens = ((bins == border) & (border < last)).nonzero(as_tuple=True)
+    if len(tokens) > _MOST_SORTED * len(logits):
+        weights.mul_(keep_first(logits, mass, target))
+        return
+    # In the order of rows, and in each row from its largest logit down; ids go up already.
+    order = logits[rows, tokens].sort(descending=True, stable=True).indices
+    order = order[rows[order].sort(stable=True).indices]
+    rows, tokens = rows[order], tokens[order]
+    near_mass, near_weights = mass[rows, tokens], weights[rows, tokens]
+    before = near_mass.cumsum(dim=0) - near_mass
+    # Of the same row and in other bins; then without what earlier rows have added.
+    left = (target - (reached - sums).gather(1, border)).squeeze(1)
+    counts = torch.bincount(rows, minlength=len(logits))
+    first = (counts.cumsum(dim=0) - counts)[rows]
+    kept = before - before[first] < left[rows]
+    weights.mul_(bins <= border)
+    weights[rows, tokens] = near_weights.mul_(kept)
 
 
 def share(total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
