@@ -12,8 +12,8 @@ _DEVICE_ELEMENTS: Final = 1 << 23
 
 
 def row_slices(logits: torch.Tensor) -> Iterator[slice]:
-    """Slices that cover the rows of ``logits`` ``[n, vocab]``. An int64 for each element of a slice is about four megabytes
-    on CPU; elsewhere, where only memory is to be saved, 64."""
+    """Slices that cover the rows of ``logits`` ``[n, vocab]``. An int64 for each element of one makes about four
+    megabytes on CPU; elsewhere, where only memory is to be saved, 64."""
     count, vocab = logits.shape
     step = max(1, (_CPU_ELEMENTS if logits.is_cpu else _DEVICE_ELEMENTS) // vocab)
     return (slice(begin, begin + step) for begin in range(0, count, step))
