@@ -126,7 +126,10 @@ class Sampler:
         if masks is not None:
             for index, words in zip(masks.rows, masks.bits, strict=True):
                 held = bits.get(index)
-                bits[index] = words if held is None else words & held[: len(words)]
+                if held is not None:
+                    both = min(len(words), len(held))
+                    words = words[:both] & held[:both]
+                bits[index] = words
         if bits:
             width = max(len(words) for words in bits.values())
             packed = np.zeros((len(bits), width), np.int32)

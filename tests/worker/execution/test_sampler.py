@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.execution.sampler_reference import Row, draw, possible_draws
-from worker.engine.plan import SamplingParams
+from worker.engine.plan import SamplingParams, TokenMasks
+from worker.execution.sampled_row import SampledRow, SequenceSampling
+from worker.execution.sampler import Sampler
 
 INF, NAN = float("inf"), float("nan")
 VOCAB = 37
@@ -161,6 +163,27 @@ def test_tokens_beyond_the_vocabulary_or_the_mask_are_never_drawn() -> None:
     # The mask knows fewer tokens than the logits have.
     masked = replace(plain, grammar=set(range(60, 70)))
     assert int(draw([masked], vocab_size=70).tokens[0]) == 60
+
+
+def test_masks_of_any_width_meet_the_allowed_tokens() -> None:
+    logits = torch.zeros(1, 70)
+    logits[0, 69], logits[0, 3] = 9.0, 8.0
+    params = SamplingParams(temperature=0.0, allowed_token_ids=[3, 5, 69])
+    row = SampledRow(SequenceSampling(params, 1), 1, 0)
+    held = torch.zeros(1, 2, dtype=torch.int32)
+    for words, drawn in ((1, 3), (3, 69), (5, 69)):
+        masks = TokenMasks([0], np.full((1, words), -1, np.int32))
+        assert int(Sampler(70, torch.device("cpu")).draw(logits, [row], held, masks).tokens[0]) == drawn
+
+
+def test_a_mask_may_be_wider_or_narrower_than_the_vocabulary() -> None:
+    logits = torch.arange(70.0).unsqueeze(0)
+    params = SamplingParams(temperature=0.0, allowed_token_ids=[3, 40, 66])
+    row = SampledRow(SequenceSampling(params, 1), 1, 0)
+    sampler = Sampler(70, torch.device("cpu"))
+    for words, wanted in ((5, 66), (3, 66), (2, 40), (1, 3)):
+        mask = TokenMasks([0], np.full((1, words), -1, np.int32))
+        assert sampler.draw(logits, [row], torch.zeros(1, 2, dtype=torch.int32), mask).tokens.tolist() == [wanted]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
