@@ -132,7 +132,9 @@ async def compare(path: Path, threads: int, rounds: int, cases: list[Case]) -> l
     reference = load_reference(path)
     results = []
     started = time.perf_counter()
-    async with await EngineClient.start(EngineConfig(model_path=str(path), device="cpu", threads=threads)) as client:
+    # Every round sends the same prompts: with the prefix cache all but the first would find them computed.
+    config = EngineConfig(model_path=str(path), device="cpu", threads=threads, prefix_caching=False)
+    async with await EngineClient.start(config) as client:
         print(f"engine ready after {time.perf_counter() - started:.1f} s", file=sys.stderr)
         for case in cases:
             prompts = prompts_of(case, client.info.vocab_size)
