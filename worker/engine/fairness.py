@@ -27,14 +27,20 @@ class Tenant:
         self.priority = priority
         self.served = 0.0
         """The counter."""
-        self.rank = 0
-        """Breaks ties between counters: who came last goes first, or a newcomer would wait for all that waits."""
+        self.rank = (False, 0)
+        """Breaks ties between counters: who was given nothing since it came goes first, or a newcomer would wait for
+        all that waits; of several such, who came first."""
         self.places = 0
         """Requests that hold blocks."""
         self.num_open = 0
         self.weight = 1.0
         self.token_charge = INPUT_CHARGE
         self.draw_charge = OUTPUT_CHARGE
+
+    def charge_prompt(self, num_tokens: int) -> None:
+        """So many tokens of a prompt are in the next step."""
+        self.served += num_tokens * self.token_charge
+        self.rank = (True, self.rank[1])
 
 
 class Tenants:
@@ -54,7 +60,7 @@ class Tenants:
             least = min((other.served for other in known.values() if other.num_open), default=0.0)
             tenant.served = max(tenant.served, least)
             self._entered += 1
-            tenant.rank = -self._entered
+            tenant.rank = (False, self._entered)
         tenant.num_open += 1
         tenant.weight = weight
         tenant.token_charge = INPUT_CHARGE / weight

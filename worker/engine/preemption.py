@@ -55,5 +55,5 @@ def _over_served(running: Iterable[Request], newcomer: Request, tenants: Tenants
     )
 
 
-def _order(request: Request) -> tuple[int, float, int, int]:
+def _order(request: Request) -> tuple[int, float, tuple[bool, int], int]:
     return request.order

@@ -172,7 +172,7 @@ class Request:
         """Whether an output of it says more than its token."""
 
     @property
-    def order(self) -> tuple[int, float, int, int]:
+    def order(self) -> tuple[int, float, tuple[bool, int], int]:
         """Who goes first: class, then least served tenant, then arrival."""
         tenant = self.tenant
         return (self.priority, tenant.served, tenant.rank, self.arrival)

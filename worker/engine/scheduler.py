@@ -350,7 +350,7 @@ class Scheduler:
         prompt_end = min(end, request.num_prompt)
         charged = max(start, request.num_charged)
         if prompt_end > charged:
-            tenant.served += (prompt_end - charged) * tenant.token_charge
+            tenant.charge_prompt(prompt_end - charged)
             request.num_charged = prompt_end
         sample = end == request.num_tokens and request.pooling is None
         if sample:

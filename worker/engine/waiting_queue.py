@@ -58,7 +58,7 @@ class _Class:
 
     def __init__(self) -> None:
         self.requests: dict[Tenant, OrderedDict[str, Request]] = {}
-        self._heap: list[tuple[float, int, Tenant]] = []
+        self._heap: list[tuple[float, tuple[bool, int], Tenant]] = []
 
     def of(self, tenant: Tenant) -> OrderedDict[str, Request]:
         queue = self.requests.get(tenant)

@@ -19,7 +19,20 @@ def test_tenants_take_turns_whoever_came_first() -> None:
     for name in ["a1", "a2", "a3", "b1", "b2"]:
         s.add(request(name, 8, 2, tenant=name[0]))
     order = [output.request_id for output in finish(s) if output.finish_reason]
-    assert order == ["b1", "a1", "b2", "a2", "a3"]
+    assert order == ["a1", "b1", "a2", "b2", "a3"]
+
+
+def test_tenants_that_were_given_nothing_go_in_the_order_in_which_they_came() -> None:
+    s = scheduler(max_running=1)
+    s.add(request("busy", 8, 6, tenant="busy"))
+    run(s, s.schedule())
+    order = []
+    for number in range(30):  # faster than they can be served, and each of them new
+        if number < 8:
+            s.add(request(str(number), 4, 1, tenant=f"tenant-{number}"))
+        if s.has_requests:
+            order += [output.request_id for output in run(s, s.schedule()) if output.finish_reason]
+    assert [name for name in order if name != "busy"] == [str(number) for number in range(8)]
 
 
 def test_without_fairness_the_first_come_are_the_first_served() -> None:
@@ -34,7 +47,7 @@ def test_the_salt_stands_for_the_tenant_if_none_is_named() -> None:
     s = scheduler(max_running=1)
     for name in ["a1", "a2", "b1"]:
         s.add(request(name, 8, 2, salt=name[0]))
-    assert [output.request_id for output in finish(s) if output.finish_reason] == ["b1", "a1", "a2"]
+    assert [output.request_id for output in finish(s) if output.finish_reason] == ["a1", "b1", "a2"]
 
 
 def test_a_newcomer_is_lifted_to_the_least_counter_and_saves_nothing_up() -> None:

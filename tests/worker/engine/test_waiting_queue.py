@@ -44,7 +44,7 @@ def test_the_head_is_always_the_first_in_order(data: st.DataObject) -> None:
                 queue.push_front(record)
                 waiting.append(record)
         elif action == "charge" and waiting:
-            data.draw(st.sampled_from(waiting)).tenant.served += data.draw(st.integers(1, 9))
+            data.draw(st.sampled_from(waiting)).tenant.charge_prompt(data.draw(st.integers(1, 9)))
         assert len(queue) == len(waiting)
         assert queue.head() is min(waiting, key=lambda r: r.order, default=None)
 
