@@ -20,8 +20,8 @@ class Admission:
         self._kv = kv
         self._roster = roster
         self._max_running = max_running
-        self._blocked: tuple[Request, int] | None = None
-        """Who could not be admitted, and how many blocks it could have had."""
+        self._blocked: tuple[Request, int, int] | None = None
+        """Who could not be admitted, how many blocks it could have had, and how many had got names by then."""
 
     def admit(self, request: Request, step: int) -> bool:
         """Give the first of the waiting a place and blocks in plan ``step``, displacing others if it may; whether it
@@ -58,11 +58,13 @@ class Admission:
         blocks = request.blocks
         reserve = len(roster.running) * len(blocks.tables) if roster.num_places else 0
         room = kv.num_free - reserve
-        if self._blocked is not None and self._blocked[0] is request and room <= self._blocked[1]:
-            return False
+        if self._blocked is not None:
+            blocked, less_room, additions = self._blocked
+            if blocked is request and room <= less_room and kv.additions == additions:
+                return False
         match = kv.match(blocks, request.token_ids, read_cache=request.reads_cache)
         if kv.admit(blocks, match, len(request.token_ids), reserve=reserve) is None:
-            self._blocked = (request, room)
+            self._blocked = (request, room, kv.additions)
             return False
         self._blocked = None
         if request.queued_us is None:  # later it finds what was computed for itself

@@ -29,6 +29,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.removals = 0
         """How many names were forgotten so far: what was looked up before the last of them may be gone."""
+        self.additions = 0
+        """How many blocks got names so far: what was not found before the last of them may be there."""
         self.num_leased = 0
         """Blocks that only transfers keep from being free."""
         self._events = events
@@ -144,6 +146,7 @@ class BlockPool:
             return False
         self._names[block] = name
         self._groups[block] = group
+        self.additions += 1
         return True
 
     def forget_unused(self) -> bool:

@@ -85,6 +85,11 @@ class KVCache:
         return self._pool.num_cached
 
     @property
+    def additions(self) -> int:
+        """How many blocks got names so far: while it stays the same, no match gets longer on the device."""
+        return self._pool.additions
+
+    @property
     def leased_blocks(self) -> int:
         """Blocks that will be free when the transfers that read or write them are done."""
         return self._pool.num_leased

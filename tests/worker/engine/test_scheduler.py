@@ -239,6 +239,17 @@ def test_nobody_overtakes_the_head_of_the_queue_for_want_of_blocks() -> None:
     assert s.stats.waiting == 2
 
 
+def test_who_waits_for_blocks_is_tried_again_when_its_beginning_was_computed_by_another() -> None:
+    s = scheduler(13, max_batched_tokens=64, caching=True)  # 12 blocks of 4
+    for name in ("a", "b"):
+        s.add(request(name, 32, 12))
+    run(s, s.schedule())
+    assert (s.stats.running, s.stats.waiting) == (1, 1)  # 8 blocks each
+    run(s, s.schedule())
+    assert (s.stats.running, s.stats.waiting) == (2, 0)
+    assert s.stats.cache_hits == 28
+
+
 @pytest.mark.parametrize("state", ["waiting", "prefill", "decode", "preempted"])
 def test_abort_frees_everything_at_once(state: str) -> None:
     s = scheduler(10, max_running=1 if state == "waiting" else 4, max_batched_tokens=8)
