@@ -134,6 +134,11 @@ def serve(
         path = resolve_model(model)
     except ModelNotFound as fault:
         raise click.UsageError(str(fault)) from None
+    if path.is_dir():
+        raise click.UsageError(
+            f"--model {model} is a Hugging Face folder, and only GGUF files can be served: convert it with llama.cpp "
+            "(python convert_hf_to_gguf.py FOLDER --outfile MODEL.gguf) and give that file."
+        )
     _run(
         ServeOptions(
             engine=engine_config(path, engine),

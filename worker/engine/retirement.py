@@ -129,7 +129,8 @@ class Retirement:
     def _take(self, request: Request, token: int, accept: Accept | None) -> FinishReason | None:
         """Append a drawn token; why the request ends with it, if it does."""
         complete = False
-        if token not in request.stop_token_ids and request.has_grammar:
+        if request.has_grammar:
+            # A stop token, too: where nothing may follow, the sampler ends the sequence though its text is not whole.
             if accept is None:
                 raise RuntimeError(f"nobody follows the grammar of request {request.request_id!r}")
             complete = accept(request.request_id, token)

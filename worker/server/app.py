@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,6 +15,7 @@ from litestar.types import ControllerRouterHandler
 
 from worker.protocol.chat import Model, ModelList
 from worker.protocol.errors import ApiError, model_not_found, overloaded, server_error
+from worker.server.body import read
 from worker.server.call import Call
 from worker.server.chat import ChatExchange
 from worker.server.completion_parameters import read_completion_parameters
@@ -31,9 +31,6 @@ from worker.server.service import ModelService
 from worker.server.tokens import token_routes
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
-_LONG_BODY: Final = 8 * 1024
-"""Bytes from which a body is read in a thread, so that running streams do not stutter: it may hold a grammar, whose
-check takes a while."""
 
 log = structlog.get_logger("penstock.worker")
 
@@ -62,41 +59,44 @@ def create_app(
     model = Model(id=service.name, created=int(time.time()), owned_by="penstock", max_model_len=info.max_model_len)
 
     async def respond(
-        request: Request[Any, Any, Any], endpoint: str, read: Callable[[bytes, Call], Exchange]
+        request: Request[Any, Any, Any], endpoint: str, made: Callable[[bytes, Call], Exchange]
     ) -> Responder:
         counted = metrics.request(endpoint)
         try:
             if door.draining:
                 raise overloaded("The worker is stopping. Send the request again.", code="worker_stopping")
             call = door.call(request.headers)
-            body = await request.body()
-            exchange = read(body, call) if len(body) < _LONG_BODY else await asyncio.to_thread(read, body, call)
+            exchange = await read(await request.body(), lambda body: made(body, call))
         except ApiError as fault:
             counted.end("failed" if fault.status >= 500 else "refused", None, 0, 0)
+            raise
+        except HTTPException as fault:
+            # The body is too long, or its sender left in the midst of it.
+            counted.end("aborted" if fault.status_code >= 500 else "refused", None, 0, 0)
             raise
         return Responder(exchange, call, door, counted, keepalive_s=keepalive_s)
 
     @post("/chat/completions")
     async def chat_completions(request: Request[Any, Any, Any]) -> Responder:
-        def read(body: bytes, call: Call) -> Exchange:
+        def made(body: bytes, call: Call) -> Exchange:
             return ChatExchange(service, read_chat_parameters(body, info.vocab_size), call)
 
-        return await respond(request, ChatExchange.endpoint, read)
+        return await respond(request, ChatExchange.endpoint, made)
 
     @post("/completions")
     async def completions(request: Request[Any, Any, Any]) -> Responder:
-        def read(body: bytes, call: Call) -> Exchange:
+        def made(body: bytes, call: Call) -> Exchange:
             return CompletionExchange(service, read_completion_parameters(body, info.vocab_size), call)
 
-        return await respond(request, CompletionExchange.endpoint, read)
+        return await respond(request, CompletionExchange.endpoint, made)
 
     @post("/embeddings")
     async def embeddings(request: Request[Any, Any, Any]) -> Responder:
-        def read(body: bytes, call: Call) -> Exchange:
+        def made(body: bytes, call: Call) -> Exchange:
             parameters = read_embedding_parameters(body, info.vocab_size, info.hidden_size)
             return EmbeddingExchange(service, parameters, call)
 
-        return await respond(request, EmbeddingExchange.endpoint, read)
+        return await respond(request, EmbeddingExchange.endpoint, made)
 
     @get("/models", sync_to_thread=False)
     def models() -> ModelList:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
@@ -11,6 +12,20 @@ import msgspec
 from worker.protocol.errors import ApiError, bad_request
 
 T = TypeVar("T")
+
+_LONG_BODY: Final = 8 * 1024
+_GRAMMAR: Final = re.compile(rb"response_format|structured_outputs|guided_|tool_choice|\\u")
+"""Stands in every body that may hold a grammar: its name, or an escape that may hide it."""
+
+
+def _takes_long(body: bytes) -> bool:
+    """Whether running streams would stutter: the body is long, or may hold a grammar, whose check takes a while."""
+    return len(body) >= _LONG_BODY or _GRAMMAR.search(body) is not None
+
+
+async def read(body: bytes, reader: Callable[[bytes], T]) -> T:
+    """What ``reader`` makes of a body: in a thread, if that may take long. Raises what ``reader`` does."""
+    return await asyncio.to_thread(reader, body) if _takes_long(body) else reader(body)
 
 
 def decode(body: bytes, needs: str) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class ChatExchange:
         service.check_name(parameters.model)
         prompt = await encode_chat(service, parameters.prompting)
         drawing = parameters.drawing
-        service.check_count(drawing.choices)
+        service.check_count(drawing.choices, "n")
         max_tokens = service.max_tokens(
             len(prompt),
             drawing.max_tokens,
@@ -135,6 +135,7 @@ async def encode_chat(service: ModelService, prompting: Prompting) -> list[int]:
         raise context_length_exceeded(
             f"This model's context is {service.context} tokens, and there are {count} messages. Send fewer."
         )
+    service.check_text_size(prompting.tool_bytes, "text of the tools", "tools")
     more = 0 if prompting.tools is None and not prompting.variables else LONG_TEXT
 
     def encode() -> list[int]:

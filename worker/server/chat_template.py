@@ -131,11 +131,12 @@ class ChatTemplate:
         ``variables``: more of the template's own. Raises TemplateRefused.
         """
         veil = Veil(self.tokenizer.special_tokens)
-        given = [self._message(message, veil) for message in messages]
-        last = given[-1]["content"] if continue_final_message else ""
-        if continue_final_message:
-            given[-1]["content"] = last + veil.end
+        last = ""
         try:
+            given = [self._message(message, veil) for message in messages]
+            if continue_final_message:
+                last = given[-1]["content"]
+                given[-1]["content"] = last + veil.end
             rendered = self._template.render(
                 **{"documents": None} | veil.hide_data(dict(variables or {})),
                 messages=given,
@@ -149,7 +150,8 @@ class ChatTemplate:
                 f"The model's chat template refused the messages: {veil.show_loosely(str(refused))}"
             ) from None
         except Exception as fault:
-            # A template is a program from elsewhere: it may fail in any way that Python code can.
+            # A template is a program from elsewhere: it may fail in any way that Python code can. What is nested too
+            # deeply comes here, too.
             raise TemplateRefused("The model's chat template can't render messages of this form.") from fault
         try:
             if continue_final_message:

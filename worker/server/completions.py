@@ -23,7 +23,7 @@ from worker.server.inputs import encode_inputs
 from worker.server.logprobs import CompletionTokens
 from worker.server.metrics import RequestMetrics
 from worker.server.sampling_parameters import draw_seed
-from worker.server.service import ModelService
+from worker.server.service import ModelService, out_of_time
 from worker.server.tokenizer import Tokenizer
 
 _encode = msgspec.json.Encoder().encode
@@ -52,7 +52,7 @@ class CompletionExchange:
         )
         if fill is not None:
             self._prompts = [[*fill[0], *prompt, *fill[1]] for prompt in self._prompts]
-        service.check_count(len(self._prompts) * drawing.choices)
+        service.check_count(len(self._prompts) * drawing.choices, "prompt" if len(self._prompts) > 1 else "n")
         eos = service.engine.info.eos_token_ids
         requests: list[EngineRequest] = []
         for prompt in self._prompts:
@@ -140,7 +140,9 @@ class Echo:
 
 def _echo(tokenizer: Tokenizer, given: str | list[int], token_ids: list[int]) -> Echo:
     # What the model wants in front of a text is no part of the text.
-    hidden = len(tokenizer.prefix_ids) if isinstance(given, str) and token_ids != tokenizer.encode(given, True) else 0
+    hidden = len(tokenizer.prefix_ids)
+    if not isinstance(given, str) or (hidden and token_ids == tokenizer.encode(given, True)):
+        hidden = 0
     stream = TextStream(tokenizer.showing(), locate=True)
     text = stream.push(token_ids[hidden:], "length")
     return Echo(given if isinstance(given, str) else text, token_ids, [0] * hidden + stream.starts)
@@ -156,13 +158,18 @@ class ChoiceText:
         self._begun = False
 
     def add(self, update: Update) -> str:
-        """The text that ``update`` adds; its tokens go to ``tokens``."""
+        """The text that ``update`` adds; its tokens go to ``tokens``.
+
+        Raises ApiError if time was over before the prompt's log-probabilities were known.
+        """
         echo, tokens = self._echo, self.tokens
         text = ""
         self._prompt_logprobs += update.prompt_logprobs
         if echo is not None and update.began and not self._begun:
             text = echo.text
             if tokens is not None:
+                if len(self._prompt_logprobs) + 1 < len(echo.token_ids):
+                    raise out_of_time()
                 tokens.add_first(echo.token_ids[0], echo.starts[0])
                 for token, start in zip(self._prompt_logprobs, echo.starts[1:], strict=True):
                     tokens.add(token, start)

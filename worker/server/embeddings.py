@@ -24,7 +24,7 @@ from worker.server.call import Call
 from worker.server.choices import Answer, Choice, Update
 from worker.server.inputs import Inputs, encode_inputs, read_inputs
 from worker.server.metrics import RequestMetrics
-from worker.server.service import ModelService
+from worker.server.service import ModelService, out_of_time
 
 _UNSUPPORTED: Final[dict[str, Neutral]] = {"truncate_prompt_tokens": neutral(), "normalize": neutral(True)}
 
@@ -85,7 +85,7 @@ class EmbeddingExchange:
                     f"This model's context is {service.context} tokens, but input {at} has {len(prompt)}. Shorten it.",
                     param="input",
                 )
-        service.check_count(len(prompts))
+        service.check_count(len(prompts), "input")
         requests = [
             EngineRequest(
                 request_id=uuid4().hex,
@@ -118,6 +118,9 @@ class EmbeddingWriter:
         self._vectors: dict[int, list[float]] = {}
 
     def push(self, update: Update) -> list[bytes]:
+        """Raises ApiError if an input's time was over before its vector was made."""
+        if update.finish_reason == "length":
+            raise out_of_time()
         if update.embedding is not None:
             self._vectors[update.choice] = normalised(update.embedding)
         return []

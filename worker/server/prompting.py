@@ -41,8 +41,13 @@ class Prompting:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of UTF-8 that the messages' contents have."""
-        return sum(len(message["content"].encode()) for message in self.messages)
+        """Bytes of UTF-8 that the messages' texts have, those of tool calls among them."""
+        return _text_bytes(self.messages)
+
+    @property
+    def tool_bytes(self) -> int:
+        """The same of the tools."""
+        return _text_bytes(self.tools)
 
 
 def read_prompting(messages: list[dict[str, Any]], fields: PromptFields, tools: ToolUse) -> Prompting:
@@ -75,3 +80,20 @@ def read_prompting(messages: list[dict[str, Any]], fields: PromptFields, tools: 
         continue_final_message=continues,
         variables=variables,
     )
+
+
+def _text_bytes(value: Any) -> int:
+    """Bytes of all texts in ``value``, as JSON has it, however deep it is nested; what is no text counts as one."""
+    size = 0
+    rest = [] if value is None else [value]
+    while rest:
+        item = rest.pop()
+        if isinstance(item, str):
+            size += len(item.encode())
+        elif isinstance(item, Mapping):
+            rest += [*item.keys(), *item.values()]
+        elif isinstance(item, Sequence):
+            rest += item
+        else:
+            size += 1
+    return size

@@ -64,12 +64,17 @@ class ModelService:
         if model != self.name:
             raise model_not_found(model)
 
-    def check_count(self, sequences: int) -> None:
-        """Refuse more sequences than the engine could ever hold. Raises ApiError (400)."""
+    def check_count(self, sequences: int, param: str) -> None:
+        """Refuse more sequences than the engine could ever hold. ``param``: the field to shorten.
+
+        Raises ApiError (400).
+        """
         if sequences > self.engine.max_open:
             raise bad_request(
                 f"This request makes {sequences} sequences, prompts times choices; this worker takes at most "
-                f"{self.engine.max_open} at once. Send it in parts."
+                f"{self.engine.max_open} at once. Send it in parts.",
+                param=param,
+                code="invalid_value",
             )
 
     async def submit(self, requests: Sequence[EngineRequest], *, progress: bool) -> list[Generation]:
@@ -148,3 +153,12 @@ def engine_fault(fault: EngineError) -> ApiError:
             "The worker's engine stopped while it worked on this request. Send the request again.", code="engine_dead"
         )
     return server_error("The worker's engine failed on this request. Send the request again.")
+
+
+def out_of_time() -> ApiError:
+    """For answers that are worth nothing in part."""
+    return server_error(
+        "The worker's time limit for a request was over before the whole prompt was computed. Send less at once.",
+        status=504,
+        code="request_timeout",
+    )

@@ -8,7 +8,7 @@ from litestar import Request, Router, get, post
 
 from worker.protocol.errors import bad_request
 from worker.protocol.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
-from worker.server.body import convert, decode, invalid, shown
+from worker.server.body import convert, decode, invalid, read, shown
 from worker.server.chat import encode_chat
 from worker.server.door import Door
 from worker.server.inputs import encode_inputs
@@ -22,7 +22,9 @@ def token_routes(service: ModelService, door: Door) -> Router:
 
     @post("/tokenize", status_code=200)
     async def tokenize(request: Request[Any, Any, Any]) -> Tokenized:
-        asked = convert(decode(await request.body(), "'prompt' or 'messages'"), TokenizeRequest)
+        asked = await read(
+            await request.body(), lambda body: convert(decode(body, "'prompt' or 'messages'"), TokenizeRequest)
+        )
         service.check_name(asked.model or service.name)
         if asked.messages is not None and asked.prompt is None:
             ids = await encode_chat(service, read_prompting(asked.messages, asked, read_tools(asked.tools)))
@@ -43,7 +45,10 @@ def token_routes(service: ModelService, door: Door) -> Router:
 
     @post("/detokenize", status_code=200)
     async def detokenize(request: Request[Any, Any, Any]) -> Detokenized:
-        asked = convert(decode(await request.body(), "'tokens'"), DetokenizeRequest)
+        return await read(await request.body(), text_of)
+
+    def text_of(body: bytes) -> Detokenized:
+        asked = convert(decode(body, "'tokens'"), DetokenizeRequest)
         service.check_name(asked.model or service.name)
         vocab_size = service.engine.info.vocab_size
         for token_id in asked.tokens:

@@ -26,8 +26,7 @@ def resolve_model(name: str) -> Path:
         return _model_in(path, name)
     if not path.is_file():
         raise ModelNotFound(
-            f"model {name!r}: no such file; give a .gguf file, a folder with config.json and .safetensors files, or "
-            "package:<module>"
+            f"model {name!r}: no such file; give a .gguf file, a folder that holds one, or package:<module>"
         )
     return path.resolve()
 

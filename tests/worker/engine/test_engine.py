@@ -7,9 +7,10 @@ import pytest
 
 from tests.worker.engine.asking import Clock, drain, engine, request, tokens_of
 from tests.worker.engine.toy_runner import VOCAB_SIZE, embedding_of, next_token, text_alone
+from worker.engine.engine import refusal
 from worker.engine.messages import Control, Grammar
 from worker.engine.plan import SamplingParams, TokenMasks
-from worker.engine.request import GrammarFailed, RequestRejected
+from worker.engine.request import ControlRefused, GrammarFailed, RequestRejected
 from worker.protocol.kv_events import BlockStored, CacheCleared
 
 JSON = Grammar("regex", "[0-9]+")
@@ -122,6 +123,17 @@ def test_a_grammar_that_cannot_be_compiled_or_followed_ends_its_request_with_the
     assert (last.token_ids, last.error_kind, last.error) == ([], "grammar", "The grammar leads nowhere.")
     assert grammars.dropped == ["a", "b"]
     assert made.wait_s is None
+
+
+def test_a_stop_token_that_the_grammar_does_not_allow_is_no_end() -> None:
+    """Where nothing may follow, an end of sequence is drawn all the same."""
+    grammars = EvenTokens()
+    grammars.fail_at = 0
+    made, _ = engine(grammars=lambda: grammars)
+    made.add(request("a", 6, 9, grammar=JSON, stop=range(VOCAB_SIZE)))
+    grammars.compile()
+    (last,) = drain(made)["a"]
+    assert (last.token_ids, last.finish_reason, last.error_kind) == ([], "error", "grammar")
 
 
 def test_a_held_request_can_be_aborted() -> None:
@@ -290,6 +302,41 @@ def test_sleep_is_refused_while_requests_are_open_and_wake_begins_with_an_empty_
     made.add(request("c", prompt, 2))  # wakes it
     assert tokens_of(drain(made)["c"]) == text_alone(prompt, SamplingParams(), 2)[0]
     assert made.stats.sleeping == 0
+
+
+def test_an_engine_that_can_not_wake_says_so_and_sleeps_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, runner = engine(max_batched_tokens=64)
+    made.control(Control(1, "sleep"))
+
+    def fail() -> None:
+        raise OSError("the file is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "wake", fail)
+        assert "could not be loaded again (OSError)" in (made.control(Control(2, "wake")).error or "")
+        with pytest.raises(ControlRefused, match="could not be loaded again") as refused:
+            made.add(request("a", 5, 3))
+        assert refusal("a", refused.value).error_kind == "asleep"
+        assert (made.has_work, made.stats.sleeping) == (False, 1)
+        # A deeper sleep needs nothing of what can't be had.
+        assert made.control(Control(3, "sleep", 2)).error is None
+        assert "could not" in (made.control(Control(4, "sleep", 1)).error or "")
+        assert (runner.asleep, made.stats.sleeping) == (2, 2)
+    made.add(request("a", 5, 3))
+    assert len(tokens_of(drain(made)["a"])) == 3
+
+
+def test_an_engine_whose_weights_can_not_be_kept_stays_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, runner = engine(max_batched_tokens=64)
+
+    def fail(level: int) -> None:
+        raise ValueError("the file has changed")
+
+    monkeypatch.setattr(runner, "sleep", fail)
+    assert "could not be kept (ValueError)" in (made.control(Control(1, "sleep")).error or "")
+    assert made.stats.sleeping == 0
+    made.add(request("a", 5, 3))
+    assert len(tokens_of(drain(made)["a"])) == 3
 
 
 def test_a_reset_forgets_what_is_cached() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -163,6 +164,25 @@ async def test_errors_have_openais_shape(
         assert answer.status_code == status
         assert error_of(answer.content)["code"] == code
         assert (await client.get("/health")).json()["status"] == "ok"
+
+
+async def test_what_never_became_a_request_is_counted(scripted: StartScripted) -> None:
+    server = await scripted(max_body_bytes=1000)
+    async with http(server) as client:
+        assert (await client.post("/v1/completions", content=b"x" * 1001)).status_code == 413
+        _, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+        writer.write(b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+
+        async def counted() -> set[tuple[str, str]]:
+            told = (await client.get("/metrics", headers=FLEET)).text
+            return set(re.findall(r'penstock_requests_total\{endpoint="(\w+)".*outcome="(\w+)"\} 1', told))
+
+        async with asyncio.timeout(10):
+            while len(await counted()) < 2:  # noqa: ASYNC110 (what is waited for lies outside the loop)
+                await asyncio.sleep(0.02)
+        assert await counted() == {("completions", "refused"), ("embeddings", "aborted")}
 
 
 async def test_the_door_is_closed_to_strangers_where_a_token_is_required(scripted: StartScripted) -> None:

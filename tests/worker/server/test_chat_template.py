@@ -220,3 +220,17 @@ def test_metadata_of_any_type_makes_a_model_usable_or_not(tmp_path: Path, name: 
 def test_an_unusable_model_is_told_in_one_sentence(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UnusableModel, match=said):
         load_chat_template(small_file(tmp_path, changes))
+
+
+@pytest.mark.parametrize("depth", [300, 900])
+def test_what_is_nested_too_deeply_is_refused(template: ChatTemplate, depth: int) -> None:
+    nested: Any = []
+    for _ in range(depth):
+        nested = [nested]
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": nested}}}
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    if depth > 500:
+        with pytest.raises(TemplateRefused, match="of this form"):
+            template.encode(talk)
+    else:
+        assert template.encode(talk)

@@ -223,6 +223,16 @@ def test_two_workers_never_share_an_id(served: list[ServeOptions]) -> None:
     assert served[0].worker_id != served[1].worker_id
 
 
+def test_a_folder_of_hugging_face_is_refused_with_the_remedy(served: list[ServeOptions], tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
+    result = run("--model", str(tmp_path))
+    assert result.exit_code == 2
+    assert "Hugging Face folder" in result.output
+    assert "convert_hf_to_gguf.py" in result.output
+    assert served == []
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("512MiB", 512 * 2**20), ("2GB", 2 * 10**9), ("1.5 gib", 3 * 2**29), ("4096", 4096)]
 )

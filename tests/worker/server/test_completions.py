@@ -9,8 +9,11 @@ from openai import BadRequestError, NotFoundError
 
 from tests.worker.server.asking import MODEL, TEXT, sdk
 from tests.worker.server.conftest import StartScripted
+from worker.engine.plan import TokenLogprobs
 from worker.protocol.errors import ApiError
-from worker.server.completions import _fill_in_middle
+from worker.server.choices import Update
+from worker.server.completions import ChoiceText, Echo, _fill_in_middle
+from worker.server.logprobs import CompletionTokens
 from worker.server.tokenizer import Tokenizer
 
 Choice = dict[str, Any]
@@ -127,7 +130,7 @@ async def test_clean_refusals(scripted: StartScripted) -> None:
             ({"prompt": "x", "max_tokens": 100}, "max_tokens", "at most 99"),
             ({"prompt": ["x", [5]]}, "prompt", "list of texts"),
             ({"prompt": [49152]}, "prompt", "0 to 49151"),
-            ({"prompt": ["x"] * 17}, None, "17 sequences"),
+            ({"prompt": ["x"] * 17}, "prompt", "17 sequences"),
         ):
             with pytest.raises(BadRequestError) as refused:
                 await client.completions.create(model=MODEL, **request)  # type: ignore[call-overload]
@@ -152,3 +155,12 @@ def test_a_suffix_goes_between_the_models_marks(tokenizer: Tokenizer) -> None:
     assert _fill_in_middle(tokenizer, "") is None
     with pytest.raises(ApiError, match="no tokens to mark a gap"):
         _fill_in_middle(tokenizer, "x")
+
+
+def test_log_probabilities_of_half_a_prompt_are_no_answer(tokenizer: Tokenizer) -> None:
+    known = TokenLogprobs(5, -0.5, 1, [], [])
+    echo = Echo("one two", [4, 5, 6], [0, 3, 5])
+    text = ChoiceText(echo, CompletionTokens(tokenizer, as_ids=False))
+    assert text.add(Update(0, prompt_logprobs=[known])) == ""
+    with pytest.raises(ApiError, match="time limit"):
+        text.add(Update(0, began=True, finish_reason="length"))

@@ -15,9 +15,11 @@ from transformers import PreTrainedTokenizerFast
 from tests.worker.server.asking import FLEET, MODEL, USER, error_of, frames, http, sdk
 from tests.worker.server.conftest import StartScripted
 from tests.worker.server.test_chat_answers import HERMES, TOOLS
+from worker.protocol.errors import ApiError
 from worker.protocol.sse import Comment, Event
 from worker.protocol.usage import decode_meter
-from worker.server.embeddings import base64_of, normalised
+from worker.server.choices import Update
+from worker.server.embeddings import EmbeddingWriter, base64_of, normalised
 from worker.server.tokenizer import Tokenizer
 
 
@@ -123,3 +125,11 @@ async def test_tokens_are_for_those_who_may_ask(scripted: StartScripted) -> None
         for path in ("/tokenize", "/detokenize", "/v1/completions", "/v1/embeddings"):
             assert (await client.post(path, json={})).status_code == 401
             assert (await client.post(path, json={}, headers=FLEET)).status_code == 400
+
+
+def test_no_vector_is_left_out_in_silence() -> None:
+    writer = EmbeddingWriter("m", as_base64=False)
+    writer.push(Update(0, embedding=[1.0], finish_reason="stop"))
+    with pytest.raises(ApiError, match="time limit") as late:
+        writer.push(Update(1, finish_reason="length"))
+    assert (late.value.status, late.value.body.code) == (504, "request_timeout")

@@ -139,6 +139,16 @@ def test_a_form_becomes_a_grammar() -> None:
     assert made.kind == "json_schema"
 
 
+def test_every_text_of_a_prompt_counts() -> None:
+    call = {"function": {"name": "f", "arguments": {"a": ["x" * 100, 1, None]}}}
+    talk = [USER, {"role": "assistant", "tool_calls": [call]}, {"role": "user", "name": "n" * 50, "content": "c" * 30}]
+    plain = read().prompting
+    assert read(messages=talk).prompting.text_bytes - plain.text_bytes >= 182
+    tool = {"type": "function", "function": {"name": "f", "description": "d" * 500}}
+    assert plain.tool_bytes == 0
+    assert read(tools=[tool]).prompting.tool_bytes >= 500
+
+
 def test_unknown_fields_are_ignored() -> None:
     assert read(user="u", metadata={"a": "b"}, store=False, something_new=[1], service_tier="auto").model == "m"
 
