@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+MOST_LAYERS: Final = 4096
+"""Above every model there is: a file that names more must not cost memory for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,8 @@ class DecoderConfig:
     """For each layer how many tokens a token sees, itself included; None: all before it. Empty: None for each layer."""
 
     def __post_init__(self) -> None:
+        if self.num_layers > MOST_LAYERS:
+            raise ValueError(f"{self.num_layers} layers are more than the {MOST_LAYERS} that can be loaded")
         if not self.windows:
             object.__setattr__(self, "windows", (None,) * self.num_layers)
         if len(self.windows) != self.num_layers:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from worker.model.config import DecoderConfig
+from worker.model.config import MOST_LAYERS, DecoderConfig
 
 _MOST: Final = 1 << 31
 """Above every count that a model's shape holds."""
@@ -58,16 +58,18 @@ class _Settings:
         found = self._values.get(name)
         if found is None:
             raise CheckpointError(f"config.json lacks {name}")
+        if type(found) is int and found.bit_length() > 64:  # JSON's whole numbers may be longer than a float's
+            raise CheckpointError(f"config.json: {name} is a number of {found.bit_length()} bits")
         if type(found) not in (int, float) or not 0 < found < math.inf:
             raise CheckpointError(f"config.json: {name} is {found!r}, no number above 0")
         return float(found)
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def count(self, name: str, default: int | None = None, most: int = _MOST - 1) -> int:
         if default is not None and self._values.get(name) is None:
             return default
         found = self.number(name)
-        if not (found.is_integer() and found < _MOST):
-            raise CheckpointError(f"config.json: {name} is {found:g}, no whole number below {_MOST}")
+        if not (found.is_integer() and found <= most):
+            raise CheckpointError(f"config.json: {name} is {found:g}, no whole number up to {most}")
         return int(found)
 
     def flag(self, name: str) -> bool:
@@ -87,7 +89,7 @@ def decoder_config(values: Mapping[str, Any], generation: Mapping[str, Any] | No
         known = ", ".join(sorted(FAMILIES))
         raise CheckpointError(f"config.json: model_type {family!r} is not supported ({known} are)")
     classes = values.get("architectures")
-    if classes and _CLASSES[family] not in classes:
+    if classes and not (isinstance(classes, list) and _CLASSES[family] in classes):
         raise CheckpointError(
             f"config.json: architectures is {classes!r}; of this family {_CLASSES[family]} is supported"
         )
@@ -96,7 +98,7 @@ def decoder_config(values: Mapping[str, Any], generation: Mapping[str, Any] | No
             raise CheckpointError(f"config.json: {name} {values[name]!r} is not supported")
 
     settings = _Settings(values, FAMILIES[family])
-    layers = settings.count("num_hidden_layers")
+    layers = settings.count("num_hidden_layers", most=MOST_LAYERS)
     heads, hidden = settings.count("num_attention_heads"), settings.count("hidden_size")
     if values.get("head_dim") is None and hidden % heads:
         raise CheckpointError(f"config.json: hidden_size {hidden} does not divide among {heads} heads")

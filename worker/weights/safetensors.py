@@ -42,8 +42,6 @@ def _load_decoder(folder: Path) -> DecoderWeights:
     generation = _read_json(folder / _GENERATION) if (folder / _GENERATION).exists() else {}
     config = decoder_config(settings, generation)
     hidden, mlp, query, kv = config.hidden_size, config.mlp_size, config.query_size, config.kv_size
-    query_rows = _interleaved(config.num_heads, config.head_dim)
-    key_rows = _interleaved(config.num_kv_heads, config.head_dim)
     with _Tensors(folder) as tensors:
 
         def layer(prefix: str) -> LayerWeights:
@@ -52,8 +50,8 @@ def _load_decoder(folder: Path) -> DecoderWeights:
             if config.attention_bias:
                 bias = torch.cat(
                     [
-                        tensors.take(attention + "q_proj.bias", query).index_select(0, query_rows),
-                        tensors.take(attention + "k_proj.bias", kv).index_select(0, key_rows),
+                        _interleaved(tensors.take(attention + "q_proj.bias", query), config.head_dim),
+                        _interleaved(tensors.take(attention + "k_proj.bias", kv), config.head_dim),
                         tensors.take(attention + "v_proj.bias", kv),
                     ]
                 )
@@ -61,8 +59,8 @@ def _load_decoder(folder: Path) -> DecoderWeights:
                 attention_norm=tensors.take(prefix + "input_layernorm.weight", hidden),
                 qkv=stack_rows(
                     [
-                        tensors.take(attention + "q_proj.weight", query, hidden).index_select(0, query_rows),
-                        tensors.take(attention + "k_proj.weight", kv, hidden).index_select(0, key_rows),
+                        _interleaved(tensors.take(attention + "q_proj.weight", query, hidden), config.head_dim),
+                        _interleaved(tensors.take(attention + "k_proj.weight", kv, hidden), config.head_dim),
                         tensors.take(attention + "v_proj.weight", kv, hidden),
                     ]
                 ),
@@ -90,10 +88,11 @@ def _load_decoder(folder: Path) -> DecoderWeights:
     return weights
 
 
-def _interleaved(heads: int, head_dim: int) -> torch.Tensor:
+def _interleaved(projection: torch.Tensor, head_dim: int) -> torch.Tensor:
     """The rows of a projection in the order that ``kernels.rope`` wants: dimensions ``i`` and ``i + head_dim / 2`` of
     each head, which these files pair, next to each other."""
-    return torch.arange(heads * head_dim).view(heads, 2, head_dim // 2).transpose(1, 2).reshape(-1)
+    rows = torch.arange(len(projection)).view(-1, 2, head_dim // 2).transpose(1, 2).reshape(-1)
+    return projection.index_select(0, rows)
 
 
 class _Tensors:
@@ -153,7 +152,7 @@ def _weight_files(folder: Path) -> list[Path]:
             raise CheckpointError(f"{_INDEX} has no weight_map")
         names = sorted({str(name) for name in named.values()})
         for name in names:
-            if Path(name).name != name:
+            if Path(name).name != name or name == "..":
                 raise CheckpointError(f"{_INDEX} names {name!r}, which is no file of this folder")
             if not (folder / name).exists():
                 raise CheckpointError(f"{name} is missing, though {_INDEX} names it")
@@ -171,5 +170,5 @@ def _read_json(path: Path) -> dict[str, Any]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise CheckpointError(f"{path.name} can't be read: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise CheckpointError(f"{path.name} is not JSON: {error}") from None

@@ -116,9 +116,32 @@ def test_weights_that_can_not_be_are_refused(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../a.safetensors"}}')
     with pytest.raises(CheckpointError, match="no file of this folder"):
         load_decoder(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": ".."}}')
+    with pytest.raises(CheckpointError, match="no file of this folder"):
+        load_decoder(folder)
+    (folder / "config.json").write_text('{"a":' * 100_000)
+    with pytest.raises(CheckpointError, match=r"config\.json is not JSON"):
+        load_decoder(folder)
     (folder / "config.json").write_text("[")
     with pytest.raises(CheckpointError, match=r"config\.json is not JSON"):
         load_decoder(folder)
+
+
+def test_sizes_beyond_the_tensors_cost_no_memory(folder: Path) -> None:
+    """What a configuration claims is held against the file before anything of that size is made."""
+    huge = (1 << 31) - 8
+    original = (folder / "config.json").read_text()
+    for changes in (
+        {"num_attention_heads": huge, "head_dim": 16},
+        {"num_attention_heads": huge, "head_dim": huge},
+        {"hidden_size": huge},
+        {"intermediate_size": huge},
+        {"vocab_size": huge},
+    ):
+        edit(folder / "config.json", **changes)
+        with pytest.raises(CheckpointError, match="has shape"):
+            load_decoder(folder)
+        (folder / "config.json").write_text(original)
 
 
 LLAMA = CONFIGS["mha"].to_dict() | {"architectures": ["LlamaForCausalLM"]}
@@ -149,6 +172,9 @@ QWEN2 = CONFIGS["uneven"].to_dict()
         ({"hidden_size": None}, "lacks hidden_size"),
         ({"vocab_size": 0}, "vocab_size is 0"),
         ({"num_hidden_layers": 2.5}, "num_hidden_layers is 2.5"),
+        ({"num_hidden_layers": 1 << 30}, "no whole number up to 4096"),
+        ({"hidden_size": 10**400}, "hidden_size is a number of 1329 bits"),
+        ({"architectures": 5}, "architectures is 5"),
         ({"num_attention_heads": True}, "num_attention_heads is True"),
         ({"num_attention_heads": 5, "head_dim": None}, "does not divide among 5 heads"),
         ({"num_key_value_heads": 3}, "4 query heads do not divide among 3 KV heads"),
