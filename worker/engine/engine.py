@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,7 @@ from worker.engine.messages import (
     EngineOutput,
     EngineRequest,
     EngineStats,
+    ErrorKind,
     Grammar,
 )
 from worker.engine.plan import CacheGroup, Drawn, Runner, StepPlan, TokenMasks
@@ -29,10 +31,13 @@ from worker.engine.scheduler import Scheduler
 from worker.protocol.block_names import BlockNamer
 from worker.protocol.kv_events import KVEvent
 
+log = logging.getLogger("penstock.engine")
+
 _POLL_S: Final = 0.002
 """How often to look after compilers and transfers when there is nothing else to do."""
 _CHECK_INTERVAL_S: Final = 10.0
 """An engine that becomes idle verifies its KV cache, but no more often than this."""
+_LOG: Final = "The engine's log has the details."
 
 
 class ModelRunner(Runner, Protocol):
@@ -186,8 +191,10 @@ class Engine:
         return self._kv.events()
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request; a sleeping engine wakes. Raises RequestRejected or QueueFull, and then holds none of it."""
+        """Queue a request; a sleeping engine wakes. Raises RequestRejected, QueueFull or, if it can't wake,
+        ControlRefused, and then holds none of it."""
         check_request(request, max_model_len=self.info.max_model_len, vocab_size=self.info.vocab_size)
+        self._wake()
         config = self._config
         self._scheduler.add(request, queue_timeout_s=config.queue_timeout_s, deadline_s=config.deadline_s)
         if request.grammar is not None:
@@ -196,7 +203,6 @@ class Engine:
             self._following.add(request.request_id)
             self._grammars.start(request.request_id, request.grammar)
         self._stalled = False
-        self._wake()
 
     def abort(self, request_ids: Iterable[str]) -> list[EngineOutput]:
         """End requests in whatever state they are; the last output of each that was open."""
@@ -294,19 +300,29 @@ class Engine:
             raise ControlRefused("Requests are open. Wait for their end, or abort them, and ask again.")
         if self._sleeping == level:
             return
-        self._wake()
+        if self._sleeping > level:
+            self._wake()
         while self._submitted:
             self._retire()
         self._submit_transfers()
-        self._runner.sleep(level)
+        try:
+            self._runner.sleep(level)
+        except (OSError, ValueError, MemoryError) as error:
+            log.exception("the engine stays awake")
+            raise ControlRefused(f"The weights could not be kept ({type(error).__name__}). {_LOG}") from error
         for result in self._runner.transfers_done():
             self._scheduler.transfer_done(result)
         self._kv.reset()
         self._sleeping = level
 
     def _wake(self) -> None:
+        """Do nothing if it is awake. Raises ControlRefused, and sleeps on, if the runner can't wake."""
         if self._sleeping:
-            self._runner.wake()
+            try:
+                self._runner.wake()
+            except (OSError, ValueError, MemoryError) as error:
+                log.exception("the engine can't wake; the next request tries again")
+                raise ControlRefused(f"The model could not be loaded again ({type(error).__name__}). {_LOG}") from error
             self._sleeping = 0
 
     def _check(self) -> None:
@@ -329,4 +345,5 @@ class Engine:
 
 def refusal(request_id: str, error: EngineError) -> EngineOutput:
     """The one output of a request that ``Engine.add`` refused."""
-    return EngineOutput(request_id, [], "error", str(error), error_kind="rejected")
+    kind: ErrorKind = "asleep" if isinstance(error, ControlRefused) else "rejected"
+    return EngineOutput(request_id, [], "error", str(error), error_kind=kind)

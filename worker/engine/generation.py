@@ -9,9 +9,13 @@ from typing import Final, Self
 
 from worker.engine.messages import EngineOutput
 from worker.engine.plan import TokenLogprobs
-from worker.engine.request import EngineError, GrammarFailed, QueueTimeout, RequestRejected
+from worker.engine.request import ControlRefused, EngineError, GrammarFailed, QueueTimeout, RequestRejected
 
-_ERRORS: Final[dict[str | None, type[EngineError]]] = {"queue_timeout": QueueTimeout, "grammar": GrammarFailed}
+_ERRORS: Final[dict[str | None, type[EngineError]]] = {
+    "queue_timeout": QueueTimeout,
+    "grammar": GrammarFailed,
+    "asleep": ControlRefused,
+}
 
 
 class Generation(AsyncIterator[EngineOutput]):
@@ -19,8 +23,8 @@ class Generation(AsyncIterator[EngineOutput]):
 
     Outputs that a slow reader has not taken are merged into one, so that at most ``max_tokens`` ids wait. The last
     output has ``finish_reason`` ``stop`` or ``length``; trouble is raised instead (EngineDead, RequestRejected,
-    QueueTimeout, GrammarFailed), after the tokens that came before it. Waiting may be cancelled (a timeout for a
-    keep-alive) and taken up again.
+    QueueTimeout, GrammarFailed, ControlRefused), after the tokens that came before it. Waiting may be cancelled (a
+    timeout for a keep-alive) and taken up again.
 
     Close it (``async with``, ``aclose``) when nobody wants more: the request ends in the engine at once, and
     tokens drawn after that are thrown away.

@@ -13,9 +13,9 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 """``stop``: a stop token was drawn, the grammar is complete, or the embedding is made; ``length``: ``max_tokens`` were
 drawn, or ``deadline_s`` is over; ``abort``: the server asked for it; ``error``: see ``EngineOutput.error``."""
 
-ErrorKind = Literal["rejected", "queue_timeout", "grammar"]
+ErrorKind = Literal["rejected", "queue_timeout", "grammar", "asleep"]
 """Why a request ended with ``error``: it could never run; it waited longer than ``queue_timeout_s``; its grammar could
-not be compiled or followed."""
+not be compiled or followed; the engine sleeps and could not wake."""
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
@@ -142,7 +142,8 @@ class Control(msgspec.Struct, frozen=True, array_like=True, tag="control"):
     """Ask the engine for something other than tokens; it answers with ``ControlDone``.
 
     ``sleep`` (``level`` 1: weights to the host, 2: weights dropped; refused while requests are open), ``wake``, and
-    ``reset_cache`` (forget every cached block that is not in use).
+    ``reset_cache`` (forget every cached block that is not in use). An engine that can't wake, because the weights' file
+    is gone or memory is short, sleeps on and says so; it tries again when it is asked again.
     """
 
     id: int

@@ -199,9 +199,11 @@ class Runner(Protocol):
         ...
 
     def sleep(self, level: int) -> None:
-        """Give up the KV pool, and the weights: level 1 keeps a copy of them on the host, level 2 drops them."""
+        """Give up the KV pool, and the weights: level 1 keeps a copy of them on the host, level 2 drops them. From 1 to
+        2 a runner need not wake. Raises ``OSError``, ``ValueError`` or ``MemoryError`` with nothing given up."""
         ...
 
     def wake(self) -> None:
-        """Undo ``sleep``. The KV pool comes back empty."""
+        """Undo ``sleep``. The KV pool comes back empty. Raises ``OSError``, ``ValueError`` or ``MemoryError``, and
+        sleeps on, if the weights can't be had or there is no room for them now."""
         ...

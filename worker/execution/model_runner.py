@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -78,6 +79,7 @@ class _Loaded:
     model: Decoder
     cache: PagedCache
     sequences: SequenceTable
+    sampler: Sampler
     pooler: Pooler
     scorer: PromptScorer
 
@@ -112,7 +114,6 @@ class ModelRunner:
             self.num_blocks, self.num_host_blocks = sizes
             loaded = self._load(model)
         self._loaded: _Loaded | None = loaded
-        self._sampler = Sampler(self.vocab_size, self.device, self.eos_token_ids)
         self._host = HostPages(loaded.cache.pages, self.num_host_blocks) if self.num_host_blocks else None
         self._warm_up(config.max_batched_tokens)
 
@@ -130,6 +131,7 @@ class ModelRunner:
                 self.device,
             ),
             SequenceTable(self.max_model_len, self.block_size, self.device, len(self.cache_groups)),
+            Sampler(self.vocab_size, self.device, self.eos_token_ids),
             Pooler(),
             PromptScorer(),
         )
@@ -192,8 +194,9 @@ class ModelRunner:
         if handle.logits is None:
             return StepDrawn(handle, None, None)
         batch = handle.batch
-        sequences = self._awake.sequences
-        draws = self._sampler.draw(handle.logits, batch.draws, sequences.token_ids, masks)
+        loaded = self._awake
+        sequences = loaded.sequences
+        draws = loaded.sampler.draw(handle.logits, batch.draws, sequences.token_ids, masks)
         sequences.append(batch.sampled_rows, batch.sampled_positions, draws.tokens)
         return StepDrawn(handle, Readback(draws.tokens), draws)
 
@@ -229,13 +232,25 @@ class ModelRunner:
     @torch.inference_mode()
     def wake(self) -> None:
         """Load what ``sleep`` gave up, with an empty KV pool. Raises ``ValueError`` or ``OSError``, and sleeps on, if
-        the weights' file is gone or another than it was."""
+        the weights' file is gone or another than it was; ``MemoryError`` if there is no room now."""
         if self._loaded is not None:
             return
+        try:
+            self._restore()
+        except Exception as error:
+            # What was loaded until then is held by the frames that failed.
+            traceback.clear_frames(error.__traceback__)
+            release_memory(self.device)
+            if isinstance(error, torch.OutOfMemoryError):
+                raise MemoryError(str(error)) from None
+            raise
+
+    def _restore(self) -> None:
         loaded = self._load(self._source.build())
         if self._host is not None:
             self._host.attach(loaded.cache.pages)
         self._loaded = loaded
+        self._source.drop()
 
     def forget(self, key: int) -> None:
         """Give up a sequence outside of a plan; an unknown key is no fault."""

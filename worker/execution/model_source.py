@@ -10,6 +10,7 @@ import torch
 
 from kernels.device import compute_dtype
 from worker.engine.config import EngineConfig
+from worker.execution.memory import check_length
 from worker.model.cache_groups import CacheLayout, cache_layout
 from worker.model.config import DecoderConfig
 from worker.model.decoder import Decoder
@@ -29,6 +30,7 @@ class ModelSource:
         self._block_size = block_size
         self._kept: DecoderWeights | Decoder | None = None
         self._fingerprint: str | None = None
+        self._digest: bytes | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -38,14 +40,13 @@ class ModelSource:
         return self._fingerprint
 
     def build(self) -> Decoder:
-        """The model on its device. Raises ``ValueError`` or ``OSError`` if it can't be loaded or is another than it was
-        before."""
+        """The model on its device; what is kept is kept until ``drop``. Raises ``ValueError`` or ``OSError`` if it
+        can't be loaded or is another than it was before."""
         if isinstance(self._kept, Decoder):
-            model, self._kept = self._kept, None
-            return model
+            return self._kept
         weights = self._kept or self._load()
-        self._kept = None
         longest = max_model_len(self._config, weights.config)
+        check_length(longest, weights.config, self._device)
         dtype = compute_dtype(self._device)
         return build_model(weights, self._device, dtype, longest, self._layout(weights.config))
 
@@ -65,14 +66,22 @@ class ModelSource:
         return cache_layout(shape, self._config.attention_window, self._config.attention_sinks, self._block_size)
 
     def _load(self) -> DecoderWeights:
+        # Before the weights are read, which may take minutes.
+        digest = weights_digest(self._path)
+        if self._digest not in (None, digest):
+            raise ValueError(self._changed)
         weights = load_decoder(self._path)
         # What a token sees decides what the keys and values after it are.
         described = msgspec.json.encode((weights.config, self._layout(weights.config)))
-        fingerprint = hashlib.sha256(described + weights_digest(self._path)).hexdigest()
+        fingerprint = hashlib.sha256(described + digest).hexdigest()
         if self._fingerprint not in (None, fingerprint):
-            raise ValueError(f"{self._path} has changed since the engine started; start it anew to serve what is there")
-        self._fingerprint = fingerprint
+            raise ValueError(self._changed)
+        self._fingerprint, self._digest = fingerprint, digest
         return weights
+
+    @property
+    def _changed(self) -> str:
+        return f"{self._path} has changed since the engine started; start it anew to serve what is there"
 
 
 def max_model_len(config: EngineConfig, shape: DecoderConfig) -> int:

@@ -16,6 +16,7 @@ from worker.protocol.sse import MEDIA_TYPE, encode_comment
 from worker.server.door import Door
 from worker.server.kv_event_stream import FellBehind, Follower, KVEventStream
 from worker.server.metrics import Metrics
+from worker.server.service import engine_fault
 
 _KEEPALIVE_S: Final = 10.0
 _KEEPALIVE: Final = encode_comment(b"keep-alive")
@@ -65,7 +66,9 @@ def control_routes(
     async def wake_up() -> Sleeping:
         try:
             await engine.ensure_awake()
-        except (ControlRefused, EngineDead) as fault:
+        except ControlRefused as fault:
+            raise engine_fault(fault) from fault
+        except EngineDead as fault:
             raise _refused(fault) from fault
         return sleeping()
 

@@ -67,6 +67,7 @@ async def until(condition: Callable[[], object]) -> None:
         ("rejected", RequestRejected),
         ("queue_timeout", QueueTimeout),
         ("grammar", GrammarFailed),
+        ("asleep", ControlRefused),
         (None, RequestRejected),
     ],
 )

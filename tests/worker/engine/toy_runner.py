@@ -244,7 +244,7 @@ class ToyRunner:
         return done
 
     def sleep(self, level: int) -> None:
-        assert not self.asleep
+        assert self.asleep < level
         assert not self.unread, "a step is in flight"
         for entry in self._transfers:
             entry[0] = 0

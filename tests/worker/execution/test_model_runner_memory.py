@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import torch
 from tests.worker.parity.checkpoints import Checkpoint, make, prompt
 from worker.engine.config import EngineConfig
 from worker.engine.plan import NewSequence, SamplingParams, Span, StepPlan, Tier, Transfer, TransferResult
+from worker.execution import kv_transfer, model_runner
 
 if TYPE_CHECKING:
     from worker.execution.model_runner import ModelRunner
@@ -86,6 +89,7 @@ def test_a_fitted_pool_holds_no_more_than_can_be_used(gqa: Checkpoint, mixed: Ch
         ({"kv_cache_bytes": 2 * PAGE - 1}, rf"kv_cache_bytes of at least {2 * PAGE}, or {33 * PAGE} for the longest"),
         ({"host_kv_bytes": PAGE - 1}, rf"one block takes {PAGE}: give that or more, or 0"),
         ({"host_kv_bytes": 1 << 50}, r"only \d+ bytes of memory are free"),
+        ({"kv_cache_bytes": 1 << 50}, r"only \d+ bytes of memory are free"),
         ({"block_size": 8}, "multiple of 16"),
         ({"block_size": 0}, "multiple of 16"),
         ({"block_size": 40}, "multiple of 16"),
@@ -240,6 +244,37 @@ def test_a_model_that_changed_meanwhile_is_not_taken_for_the_old_one(gqa: Checkp
     flip_a_weight(folder)
     runner.wake()
     assert torch.equal(step(runner, [new], [span]), expected)
+
+
+def test_a_wake_without_room_loses_nothing(gqa: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights that were kept are there for the next try, though their file is gone."""
+    folder = shutil.copytree(gqa.path, tmp_path / "model")
+    runner = make_runner(folder, kv_cache_bytes=8 * PAGE, host_kv_bytes=PAGE)
+    new, span = NewSequence(1, [1, 2, 3], GREEDY, 3), Span(1, 0, 3, [[1]], True)
+    expected = step(runner, [new], [span])
+    runner.sleep(1)
+    shutil.rmtree(folder)
+    for place, name, error in (
+        (model_runner, "PagedCache", torch.OutOfMemoryError),
+        (kv_transfer, "host_pages", MemoryError),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, Mock(side_effect=error("no room")))
+            with pytest.raises(MemoryError, match="no room"):
+                runner.wake()
+        with pytest.raises(RuntimeError, match="sleeps"):
+            runner.forward(StepPlan(0, [new], [span], []))
+    runner.wake()
+    assert torch.equal(step(runner, [new], [span]), expected)
+
+
+def test_a_context_that_no_memory_holds_is_refused(gqa: Checkpoint, tmp_path: Path) -> None:
+    folder = shutil.copytree(gqa.path, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": (1 << 31) - 1}))
+    with pytest.raises(ValueError, match=r"need \d+ bytes .*; give a smaller max_model_len"):
+        make_runner(folder, kv_cache_bytes=8 * PAGE)
+    assert make_runner(folder, kv_cache_bytes=8 * PAGE, max_model_len=99).max_model_len == 99
 
 
 def test_sleep_gives_the_pool_back(gqa: Checkpoint) -> None:

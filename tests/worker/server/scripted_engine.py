@@ -1,7 +1,8 @@
 """An engine process whose model always says the same.
 
 ``model_path`` is a JSON object: ``ids`` are said after every prompt, then the end of the turn; ``step_s`` is how long
-a token takes; ``max_model_len`` the context. A prompt that holds the token 9999 breaks the model.
+a token takes; ``max_model_len`` the context; so many wakes as ``failing_wakes`` says fail. A prompt that holds the
+token 9999 breaks the model.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ class ScriptedRunner:
     hidden_size = 64
     model_fingerprint = "script"
 
-    def __init__(self, ids: list[int], step_s: float, max_model_len: int) -> None:
+    def __init__(self, ids: list[int], step_s: float, max_model_len: int, failing_wakes: int = 0) -> None:
         self.max_model_len = max_model_len
+        self._failing_wakes = failing_wakes
         self._ids = ids
         self._step_s = step_s
         self._said: dict[int, int] = {}
@@ -102,7 +104,9 @@ class ScriptedRunner:
         pass
 
     def wake(self) -> None:
-        pass
+        if self._failing_wakes:
+            self._failing_wakes -= 1
+            raise OSError("/models/secret.gguf is gone")
 
 
 def build(config: EngineConfig) -> ScriptedRunner:

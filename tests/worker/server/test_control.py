@@ -57,8 +57,9 @@ async def serve(tokenizer: Tokenizer, template: ChatTemplate) -> AsyncIterator[S
             token: str | None = FLEET_TOKEN,
             token_required: bool = False,
             step_s: float = 0.0,
+            **more: int,
         ) -> Served:
-            script = {"ids": tokenizer.encode(TEXT), "step_s": step_s, "max_model_len": 512}
+            script = {"ids": tokenizer.encode(TEXT), "step_s": step_s, "max_model_len": 512, **more}
             engine = await EngineClient.start(
                 EngineConfig(model_path=json.dumps(script), kv_events=kv_events), command=SCRIPTED
             )
@@ -171,6 +172,21 @@ async def test_sleep_wake_and_wake_on_demand(serve: Serve) -> None:
         assert (await client.post("/wake_up")).json() == {"is_sleeping": False, "level": 0}
         assert (await client.post("/wake_up")).status_code == 200
         await client.post("/sleep")
+        assert (await chat(client))["choices"][0]["message"]["content"] == TEXT
+        assert (await client.get("/is_sleeping")).json()["level"] == 0
+
+
+async def test_a_worker_that_can_not_wake_says_so_and_tries_again(serve: Serve) -> None:
+    served = await serve(failing_wakes=2)
+    async with served.http() as client:
+        await client.post("/sleep")
+        for path, body in (("/wake_up", None), ("/v1/chat/completions", BODY)):
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 503
+            assert error_of(answer.content)["code"] == "engine_asleep"
+            assert "could not be loaded again" in answer.text
+            assert "secret" not in answer.text
+            assert (await client.get("/is_sleeping")).json()["level"] == 1
         assert (await chat(client))["choices"][0]["message"]["content"] == TEXT
         assert (await client.get("/is_sleeping")).json()["level"] == 0
 
