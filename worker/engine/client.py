@@ -96,6 +96,8 @@ class EngineClient:
         """Number and level of the ``sleep`` that the engine obeys or is about to; None while it is to be awake."""
         self._waking: tuple[int, asyncio.Future[None]] | None = None
         """Number of the ``wake`` under way, and its end."""
+        self._wanted_awake = 0
+        """How many wait in ``ensure_awake``."""
         self._idle_since = asyncio.get_running_loop().time()
         self._open: dict[str, Generation] = {}
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -169,8 +171,11 @@ class EngineClient:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last request ended or somebody asked for an engine that is awake; 0 while requests run."""
-        return 0.0 if self._open or self._waking else asyncio.get_running_loop().time() - self._idle_since
+        """Seconds since the last request ended or somebody asked for an engine that is awake; 0 while requests run, or
+        somebody waits for it to wake: whoever sends an idle engine to sleep must not be faster than they."""
+        if self._open or self._waking or self._wanted_awake:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._idle_since
 
     async def sleep(self, level: int = 1) -> None:
         """Give up the KV pool and the weights (see ``Control``). Raises ControlRefused, EngineDead."""
@@ -191,9 +196,13 @@ class EngineClient:
         """
         if self._dead.done():
             raise self._end()
-        while self._asleep is not None:
-            # Whoever waits may leave; the wake goes on for the others.
-            await asyncio.shield(self._wake(self._asleep[0]))
+        self._wanted_awake += 1
+        try:
+            while self._asleep is not None:
+                # Whoever waits may leave; the wake goes on for the others.
+                await asyncio.shield(self._wake(self._asleep[0]))
+        finally:
+            self._wanted_awake -= 1
         self._idle_since = asyncio.get_running_loop().time()
 
     def _wake(self, sleep: int) -> asyncio.Future[None]:
