@@ -162,12 +162,16 @@ class Grammars:
     def _compile(self) -> None:
         """Body of the compiling thread; it lives as long as the process."""
         tokenizer: LLTokenizer | None = None
+        first_mask = np.empty((1, self._words), np.int32)
         while True:
             grammar = self._jobs.get()
             try:
                 if tokenizer is None:
                     tokenizer = self._tokenizer()
                 matcher = LLMatcher(tokenizer, _compilable(grammar), log_level=0, limits=_LIMITS)
+                # Much is built only when the first mask is asked for: a hostile grammar takes a second here, where
+                # nobody else waits for it.
+                fill_next_token_bitmask(matcher, first_mask)
                 if matcher.is_error():
                     self._results.put((grammar, _readable(matcher.get_error())))
                 else:
@@ -179,7 +183,10 @@ class Grammars:
     def _tokenizer(self) -> LLTokenizer:
         if not self._eos_token_ids:
             raise GrammarFailure("the model has no end-of-sequence token, which every grammar needs")
-        vocabulary = Vocabulary.from_gguf(GGUFFile(self._model_path).metadata)
+        try:
+            vocabulary = Vocabulary.from_gguf(GGUFFile(self._model_path).metadata)
+        except OSError as fault:
+            raise GrammarFailure(f"the model's vocabulary can't be read any more ({fault.strerror})") from fault
         return LLTokenizer(
             TokenizerWrapper(_Tokens(vocabulary, self._vocab_size, self._eos_token_ids[0])),
             eos_token=self._eos_token_ids,
@@ -228,6 +235,8 @@ def _start_deep_thread(target: Callable[[], None]) -> threading.Thread:
     return thread
 
 
+_NAMES_OF_STATES: Final = {"NoExtensionBias": "no text fits it"}
+"""The library's, where it says nothing else."""
 _REASON: Final = re.compile(r"^error: (.*)$", re.MULTILINE)
 
 
@@ -235,4 +244,5 @@ def _readable(message: str) -> str:
     """The library's message on one line, without the excerpts of the grammar that it shows."""
     reason = _REASON.search(message)
     line = reason[1] if reason else message.split("\n", 1)[0].split("<state>", 1)[0].strip()
+    line = _NAMES_OF_STATES.get(line, line)
     return line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 3] + "..."

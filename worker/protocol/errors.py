@@ -62,9 +62,10 @@ def unauthorized(message: str) -> ApiError:
 
 
 def model_not_found(model: str) -> ApiError:
+    named = model if len(model) <= 200 else model[:197] + "..."
     return ApiError(
         404,
-        f"The model {model!r} does not exist or this key may not use it. GET /v1/models lists the models it may use.",
+        f"The model {named!r} does not exist or this key may not use it. GET /v1/models lists the models it may use.",
         param="model",
         code="model_not_found",
     )

@@ -90,6 +90,8 @@ def _of_wrong_type(fault: msgspec.ValidationError) -> ApiError:
     match = _FAULT.match(str(fault))
     assert match is not None
     what, path = match["what"], (match["path"] or "").replace("[...]", "")
+    if len(what) > 200:  # it quotes values
+        what = what[:197] + "..."
     if missing := _MISSING.search(what):
         name = f"{path}.{missing['name']}" if path else missing["name"]
         return bad_request(f"The field {name!r} is missing.", param=name, code="missing_required_parameter")

@@ -96,6 +96,7 @@ class ChatExchange:
                 for generation in generations
             ],
             metrics,
+            grammar_field="tools" if parameters.tools.mode == "required" else drawing.grammar_field,
         )
 
     def writer(self) -> Writer:

@@ -99,8 +99,19 @@ class Answer:
     If one choice fails, the answer does.
     """
 
-    def __init__(self, prompt_tokens: Sequence[int], choices: Sequence[Choice], metrics: RequestMetrics) -> None:
-        """``prompt_tokens``: how many each prompt has; a prompt counts once, however many choices go on with it."""
+    def __init__(
+        self,
+        prompt_tokens: Sequence[int],
+        choices: Sequence[Choice],
+        metrics: RequestMetrics,
+        *,
+        grammar_field: str | None = None,
+    ) -> None:
+        """``prompt_tokens``: how many each prompt has; a prompt counts once, however many choices go on with it.
+
+        ``grammar_field``: the request's field that the grammar came from.
+        """
+        self._grammar_field = grammar_field
         self.prompt_tokens = sum(prompt_tokens)
         self.completion_tokens = 0
         self._lengths = prompt_tokens
@@ -165,7 +176,7 @@ class Answer:
                 if self.finished:
                     return
         except EngineError as fault:
-            raise engine_fault(fault) from fault
+            raise engine_fault(fault, self._grammar_field) from fault
 
     def _count(self, prompt: int, output: EngineOutput) -> None:
         prefilled = self._lengths[prompt] if output.prefilled is None else output.prefilled

@@ -100,7 +100,8 @@ class CompletionExchange:
             )
             for at, generation in enumerate(generations)
         ]
-        return Answer([len(prompt) for prompt in self._prompts], choices, metrics)
+        lengths = [len(prompt) for prompt in self._prompts]
+        return Answer(lengths, choices, metrics, grammar_field=drawing.grammar_field)
 
     def writer(self) -> Writer:
         parameters, tokenizer = self._parameters, self._service.tokenizer

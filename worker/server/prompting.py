@@ -39,15 +39,10 @@ class Prompting:
     variables: dict[str, Any] = field(default_factory=dict)
     """More variables of the template's."""
 
-    @property
-    def text_bytes(self) -> int:
-        """Bytes of UTF-8 that the messages' texts have, those of tool calls among them."""
-        return _text_bytes(self.messages)
-
-    @property
-    def tool_bytes(self) -> int:
-        """The same of the tools."""
-        return _text_bytes(self.tools)
+    text_bytes: int = 0
+    """Bytes of UTF-8 that the messages' texts have, those of tool calls among them."""
+    tool_bytes: int = 0
+    """The same of the tools."""
 
 
 def read_prompting(messages: list[dict[str, Any]], fields: PromptFields, tools: ToolUse) -> Prompting:
@@ -67,7 +62,7 @@ def read_prompting(messages: list[dict[str, Any]], fields: PromptFields, tools: 
         )
     variables = fields.chat_template_kwargs or {}
     for name in variables:
-        if name in _RESERVED or not name.isidentifier():
+        if name in _RESERVED or name == "self" or not name.isidentifier():
             raise invalid(
                 f"'chat_template_kwargs' may not set {shown(name)}."
                 + (" It has a field of its own." if name in _RESERVED else ""),
@@ -79,6 +74,8 @@ def read_prompting(messages: list[dict[str, Any]], fields: PromptFields, tools: 
         add_generation_prompt=not continues if fields.add_generation_prompt is None else fields.add_generation_prompt,
         continue_final_message=continues,
         variables=variables,
+        text_bytes=_text_bytes(read),
+        tool_bytes=_text_bytes(tools.for_template),
     )
 
 

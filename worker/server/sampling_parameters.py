@@ -60,6 +60,8 @@ class Drawing:
     """The field that ``max_tokens`` came from, for messages."""
     grammar: Grammar | None
     """What the text must be."""
+    grammar_field: str | None
+    """The field that ``grammar`` came from, for messages."""
 
     def of_choice(self, index: int, seed: int, eos_token_ids: list[int]) -> SamplingParams:
         """What the engine is told of choice ``index`` of a prompt."""
@@ -118,6 +120,14 @@ def read_drawing(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
+    grammar = response_grammar(
+        request.response_format,
+        request.structured_outputs,
+        guided_json=request.guided_json,
+        guided_regex=request.guided_regex,
+        guided_choice=request.guided_choice,
+        guided_grammar=request.guided_grammar,
+    )
     return Drawing(
         choices=choices,
         sampling=sampling,
@@ -129,14 +139,8 @@ def read_drawing(
         show_special=request.skip_special_tokens is False,
         max_tokens=max_tokens,
         max_tokens_field=field,
-        grammar=response_grammar(
-            request.response_format,
-            request.structured_outputs,
-            guided_json=request.guided_json,
-            guided_regex=request.guided_regex,
-            guided_choice=request.guided_choice,
-            guided_grammar=request.guided_grammar,
-        ),
+        grammar=grammar,
+        grammar_field=None if grammar is None else _grammar_field(request),
     )
 
 
@@ -147,6 +151,12 @@ def read_stream(request: GenerationRequest) -> tuple[bool, bool]:
     if options is not None and not stream:
         raise bad_request("'stream_options' is allowed only with 'stream': true.", param="stream_options")
     return stream, options is not None and options.include_usage
+
+
+def _grammar_field(request: GenerationRequest) -> str:
+    """Which field asks for the grammar. A ``response_format`` beside another field asks for plain text."""
+    names = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+    return next((name for name in names if getattr(request, name) is not None), "response_format")
 
 
 def _within(value: float | None, default: float, low: float, high: float, name: str, *, above: bool = False) -> float:

@@ -136,12 +136,12 @@ class ModelService:
             )
 
 
-def engine_fault(fault: EngineError) -> ApiError:
-    """How an engine's refusal or end is told to the one who asked."""
+def engine_fault(fault: EngineError, grammar_field: str | None = None) -> ApiError:
+    """How an engine's refusal or end is told to the one who asked. ``grammar_field``: where the grammar came from."""
     if isinstance(fault, (QueueFull, QueueTimeout)):
         return overloaded(str(fault))
     if isinstance(fault, GrammarFailed):
-        return bad_request(str(fault), code="invalid_grammar")
+        return bad_request(str(fault), param=grammar_field, code="invalid_grammar")
     if isinstance(fault, RequestRejected):
         return bad_request(str(fault))
     if isinstance(fault, ControlRefused):

@@ -12,7 +12,7 @@ from worker.server.body import convert, decode, invalid, read, shown
 from worker.server.chat import encode_chat
 from worker.server.door import Door
 from worker.server.inputs import encode_inputs
-from worker.server.prompting import read_prompting
+from worker.server.prompting import Prompting, read_prompting
 from worker.server.service import ModelService
 from worker.server.tools import read_tools
 
@@ -22,26 +22,30 @@ def token_routes(service: ModelService, door: Door) -> Router:
 
     @post("/tokenize", status_code=200)
     async def tokenize(request: Request[Any, Any, Any]) -> Tokenized:
-        asked = await read(
-            await request.body(), lambda body: convert(decode(body, "'prompt' or 'messages'"), TokenizeRequest)
-        )
+        asked, prompting = await read(await request.body(), prompt_of)
         service.check_name(asked.model or service.name)
-        if asked.messages is not None and asked.prompt is None:
-            ids = await encode_chat(service, read_prompting(asked.messages, asked, read_tools(asked.tools)))
-        elif asked.prompt is not None and asked.messages is None:
+        if prompting is not None:
+            ids = await encode_chat(service, prompting)
+        else:
             (ids,) = await encode_inputs(
                 service,
-                [asked.prompt],
+                [asked.prompt or ""],
                 "prompt",
                 add_special=asked.add_special_tokens is not False,
                 may_be_empty=True,
             )
-        else:
-            raise bad_request("Send either 'prompt' or 'messages'.", param="prompt", code="missing_required_parameter")
         spelled = None
         if asked.return_token_strs:
             spelled = [service.tokenizer.token_bytes(token_id).decode(errors="replace") for token_id in ids]
         return Tokenized(count=len(ids), max_model_len=service.context, tokens=ids, token_strs=spelled)
+
+    def prompt_of(body: bytes) -> tuple[TokenizeRequest, Prompting | None]:
+        asked = convert(decode(body, "'prompt' or 'messages'"), TokenizeRequest)
+        if (asked.messages is None) == (asked.prompt is None):
+            raise bad_request("Send either 'prompt' or 'messages'.", param="prompt", code="missing_required_parameter")
+        if asked.messages is None:
+            return asked, None
+        return asked, read_prompting(asked.messages, asked, read_tools(asked.tools))
 
     @post("/detokenize", status_code=200)
     async def detokenize(request: Request[Any, Any, Any]) -> Detokenized:

@@ -198,6 +198,19 @@ def test_a_model_without_an_end_is_told_so() -> None:
     assert "end-of-sequence" in str(compiled(grammars)["a"])
 
 
+def test_a_file_that_is_gone_is_told_without_its_path() -> None:
+    grammars = Grammars("/secret/model.gguf", VOCAB_SIZE, EOS)
+    grammars.start("a", DIGITS)
+    said = str(compiled(grammars)["a"])
+    assert "vocabulary can't be read" in said
+    assert "secret" not in said
+
+
+def test_what_only_the_first_mask_shows_is_told_before_a_step_waits_for_it(grammars: Grammars) -> None:
+    grammars.start("a", Grammar("lark", "start: start"))
+    assert compiled(grammars)["a"] == "no text fits it"
+
+
 SCHEMAS: dict[str, dict[str, Any]] = {
     "nested": {
         "type": "object",

@@ -16,3 +16,8 @@ def test_codes_that_sdks_and_clients_look_for() -> None:
     assert context_length_exceeded("x").body.code == "context_length_exceeded"
     refused = overloaded("Busy.", retry_after_s=3)
     assert (refused.status, refused.headers["retry-after"]) == (503, "3")
+
+
+def test_a_long_name_is_not_told_whole() -> None:
+    assert len(model_not_found("m" * 1_000_000).body.message) < 400
+    assert "org/model" in model_not_found("org/model").body.message

@@ -98,6 +98,7 @@ def test_a_refusal_names_its_field(fields: dict[str, Any], param: str, said: str
         ({"dimensions": 32}, "dimensions"),
         ({"encoding_format": "hex"}, "encoding_format"),
         ({"pooling": "max"}, "pooling"),
+        ({"pooling": "m" * 100_000}, "pooling"),
         ({"normalize": False}, "normalize"),
     ],
 )
@@ -105,6 +106,7 @@ def test_a_refusal_of_embeddings_names_its_field(fields: dict[str, Any], param: 
     with pytest.raises(ApiError) as caught:
         read_embedding(**fields)
     assert (caught.value.status, caught.value.body.param) == (400, param)
+    assert len(caught.value.body.message) < 400
 
 
 def test_a_missing_prompt_is_named() -> None:

@@ -137,6 +137,15 @@ def test_a_form_becomes_a_grammar() -> None:
     made = read(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}).drawing.grammar
     assert made is not None
     assert made.kind == "json_schema"
+    text = {"type": "text"}
+    for fields, name in (
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": text, "guided_choice": ["a"]}, "guided_choice"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"response_format": text}, None),
+        ({}, None),
+    ):
+        assert read(**fields).drawing.grammar_field == name
 
 
 def test_every_text_of_a_prompt_counts() -> None:
@@ -203,6 +212,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"allowed_token_ids": [-1]}, "allowed_token_ids", "0 to 999"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "field of its own"),
     ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs", "may not set"),
+    ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "may not set"),
     (
         {"continue_final_message": True, "add_generation_prompt": True},
         "continue_final_message",

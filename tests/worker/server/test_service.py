@@ -34,3 +34,4 @@ def test_faults(fault: EngineError, status: int, code: str | None, retry_after: 
     error = engine_fault(fault)
     assert (error.status, error.body.code, error.headers.get("retry-after")) == (status, code, retry_after)
     assert "secret" not in error.body.message
+    assert engine_fault(fault, "guided_regex").body.param == ("guided_regex" if code == "invalid_grammar" else None)
