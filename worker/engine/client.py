@@ -373,10 +373,11 @@ class EngineClient:
     def _end(self) -> EngineDead:
         return (EngineStopped if self._stopped else EngineDead)(self._dead.result())
 
-    def _abort(self, request_id: str) -> None:
+    def _abort(self, generation: Generation) -> None:
         """Ask the engine to end a request. It stays open until the engine's answer, and counts as long."""
-        if request_id in self._open and not self._dead.done():
-            self._sender.send(encoder.encode(AbortRequests([request_id])), zmq.NOBLOCK)
+        # Its id may name another request by now, if it ended before anybody read that.
+        if self._open.get(generation.request_id) is generation and not self._dead.done():
+            self._sender.send(encoder.encode(AbortRequests([generation.request_id])), zmq.NOBLOCK)
 
 
 def _make_directory() -> str:

@@ -30,8 +30,8 @@ class Generation(AsyncIterator[EngineOutput]):
     tokens drawn after that are thrown away.
     """
 
-    def __init__(self, request_id: str, *, abort: Callable[[str], None], progress: bool) -> None:
-        """``abort``: called with the id when nobody wants more. The others are as in ``EngineClient.generate``."""
+    def __init__(self, request_id: str, *, abort: Callable[[Generation], None], progress: bool) -> None:
+        """``abort``: called with this one when nobody wants more. The others are as in ``EngineClient.generate``."""
         self.request_id = request_id
         self._abort = abort
         self._progress = progress
@@ -62,7 +62,7 @@ class Generation(AsyncIterator[EngineOutput]):
         if not self._closed:
             self._closed = True
             self._news.set()
-            self._abort(self.request_id)
+            self._abort(self)
 
     async def __aenter__(self) -> Self:
         return self

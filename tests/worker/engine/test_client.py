@@ -144,6 +144,17 @@ async def test_a_request_that_nobody_ever_read_is_ended_too(start: Start) -> Non
     assert client.stats.kv_usage == 0
 
 
+async def test_closing_what_has_ended_unread_leaves_a_later_request_of_that_id_alone(start: Start) -> None:
+    client = await start(step_s=0.001)
+    first = client.generate(request("a", max_tokens=2))
+    await until(lambda: not client.open_requests)
+    second = collect(client, request("a", max_tokens=150, seed=1))
+    task = asyncio.ensure_future(second)
+    await until(lambda: client.open_requests)
+    await first.aclose()
+    assert (await task)[1] == "length"
+
+
 async def test_closing_wakes_a_reader(start: Start) -> None:
     client = await start(step_s=5)
     generation = client.generate(request("a"))
