@@ -163,10 +163,11 @@ class Answer:
                 choice = self._choices[index]
                 if choice.finish_reason is not None:
                     continue
-                self._metrics.output(output)
                 before = choice.completion_tokens
                 update = choice.push(index, output)
-                self.completion_tokens += choice.completion_tokens - before
+                generated = choice.completion_tokens - before
+                self._metrics.output(output, generated)
+                self.completion_tokens += generated
                 self._count(choice.prompt, output)
                 if update.finish_reason is not None:
                     self._open -= 1

@@ -172,8 +172,11 @@ class RequestMetrics:
         self._cached_counted = False
         self._ended = False
 
-    def output(self, output: EngineOutput) -> None:
-        """Call for every output of every choice, when it is read."""
+    def output(self, output: EngineOutput, generated: int | None = None) -> None:
+        """Call for every output of every choice, when it is read.
+
+        ``generated``: how many of its tokens the usage counts: none behind a stop string; None: all.
+        """
         metrics = self._metrics
         self._worked_on = True
         if output.queued_us is not None:
@@ -184,7 +187,7 @@ class RequestMetrics:
             metrics._cached_tokens.inc(output.cached_tokens)
         if output.compute_us:
             metrics._compute.inc(output.compute_us / 1e6)
-        count = len(output.token_ids)
+        count = len(output.token_ids) if generated is None else generated
         if not count:
             return
         now = metrics._clock()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from openai import BadRequestError, NotFoundError
 
-from tests.worker.server.asking import MODEL, TEXT, sdk
+from tests.worker.server.asking import MODEL, TEXT, USER, http, sdk
 from tests.worker.server.conftest import StartScripted
 from worker.engine.plan import TokenLogprobs
 from worker.protocol.errors import ApiError
@@ -44,6 +45,22 @@ async def both(client: Any, **request: Any) -> tuple[dict[int, Choice], Any]:
             kept |= {"finish_reason": part["finish_reason"], "stop_reason": part["stop_reason"]}
     assert joined == found
     return found, answer
+
+
+async def test_metrics_agree_with_the_usage(scripted: StartScripted) -> None:
+    server = await scripted("one two three four five six")
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("completions", {"prompt": "a b", "echo": True, "max_tokens": 0}),
+        ("completions", {"prompt": ["a b", "c"], "stop": ["three"], "n": 2}),
+        ("chat/completions", {"messages": USER, "stop": ["two"], "n": 3}),
+    ]
+    async with http(server) as client:
+        answers = [await client.post(f"/v1/{path}", json={"model": MODEL} | body) for path, body in bodies]
+        metrics = (await client.get("/metrics")).text
+    usages = [answer.json()["usage"] for answer in answers]
+    told = dict(re.findall(r"^penstock_(\w+)_tokens_total\{.*\} (.*)$", metrics, re.MULTILINE))
+    assert float(told["generation"]) == sum(usage["completion_tokens"] for usage in usages)
+    assert float(told["prompt"]) == sum(usage["prompt_tokens"] for usage in usages)
 
 
 async def test_every_form_of_a_prompt(scripted: StartScripted, tokenizer: Tokenizer) -> None:

@@ -163,6 +163,17 @@ def test_what_did_not_go_well_is_told_apart_and_times_nothing() -> None:
     assert samples["penstock_request_prompt_tokens_count"] == 0
 
 
+def test_tokens_that_no_usage_counts_are_not_counted() -> None:
+    metrics, _, _ = made()
+    muted = metrics.request("completions")
+    muted.output(EngineOutput("a", [7], "length"), 0)
+    stopped = metrics.request("chat")
+    stopped.output(EngineOutput("b", [1, 2, 3]), 2)
+    samples = scraped(metrics)
+    assert samples["penstock_generation_tokens_total"] == 2
+    assert samples["penstock_time_to_first_token_seconds_count"] == 1
+
+
 def test_two_workers_in_one_process_do_not_share_their_numbers() -> None:
     first, _, _ = made()
     second, _, _ = made()
