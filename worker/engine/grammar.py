@@ -172,13 +172,14 @@ class Grammars:
                 # Much is built only when the first mask is asked for: a hostile grammar takes a second here, where
                 # nobody else waits for it.
                 fill_next_token_bitmask(matcher, first_mask)
-                if matcher.is_error():
-                    self._results.put((grammar, _readable(matcher.get_error())))
-                else:
-                    self._results.put((grammar, matcher))
+                wrong = matcher.get_error() if matcher.is_error() else ""
             except Exception as fault:
                 # Whatever goes wrong is this request's end, not the thread's: others wait for it.
-                self._results.put((grammar, _readable(str(fault))))
+                wrong = str(fault) or type(fault).__name__
+            if wrong:
+                self._results.put((grammar, f"The grammar can't be followed: {_readable(wrong).rstrip('.')}."))
+            else:
+                self._results.put((grammar, matcher))
 
     def _tokenizer(self) -> LLTokenizer:
         if not self._eos_token_ids:

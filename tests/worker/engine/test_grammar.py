@@ -52,7 +52,7 @@ def test_a_bad_grammar_is_told_and_hurts_no_other(grammars: Grammars) -> None:
     grammars.start("good", DIGITS)
     told = compiled(grammars)
     assert told["good"] is None
-    assert told["bad"] == "unclosed character class"
+    assert told["bad"] == "The grammar can't be followed: unclosed character class."
     assert "nonsense" in str(told["worse"])
     assert told["text"]
     assert "no_such_token" in str(told["token"])
@@ -208,7 +208,7 @@ def test_a_file_that_is_gone_is_told_without_its_path() -> None:
 
 def test_what_only_the_first_mask_shows_is_told_before_a_step_waits_for_it(grammars: Grammars) -> None:
     grammars.start("a", Grammar("lark", "start: start"))
-    assert compiled(grammars)["a"] == "no text fits it"
+    assert compiled(grammars)["a"] == "The grammar can't be followed: no text fits it."
 
 
 SCHEMAS: dict[str, dict[str, Any]] = {
