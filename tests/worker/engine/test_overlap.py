@@ -79,6 +79,20 @@ def test_one_victim_is_enough_though_its_blocks_come_only_when_the_step_in_fligh
     assert made.stats.preemptions == 1
 
 
+def test_blocks_that_a_step_in_flight_still_touches_are_waited_for_by_no_more_than_they_serve() -> None:
+    s = scheduler(9, depth=2, max_batched_tokens=16)  # 8 blocks of 4
+    for name in "abcd":
+        s.add(request(name, 4, 9))
+    before = s.schedule()
+    for _ in range(4):  # until each has used two blocks up
+        plan = s.schedule()
+        run(s, before)
+        before = plan
+    s.abort("b")
+    assert s.schedule() is None
+    assert s.stats.preemptions == 1  # "a" and "c" wait for the two blocks of "b"
+
+
 def test_names_of_blocks_reach_the_cache_when_their_step_has_retired_and_not_before() -> None:
     s = scheduler(depth=2, caching=True, max_batched_tokens=64)
     s.add(request("a", 8, 9))
