@@ -59,14 +59,14 @@ def probabilities(logits: list[float], choice: Choice, slack: float = 0.0) -> li
     return [weight[token] / total if token in set(kept) else 0.0 for token in range(len(logits))]
 
 
-def drawn(row: list[float], uniform: float) -> int:
-    """The first token whose cumulative probability exceeds ``uniform``."""
-    reached = 0.0
+def drawn(row: list[float], uniform: float, rounding: float) -> set[int]:
+    """The first token whose cumulative probability exceeds ``uniform``; or, of any number within ``rounding`` of it."""
+    tokens, reached = set(), 0.0
     for token, probability in enumerate(row):
-        reached += probability
-        if probability and reached > uniform:
-            return token
-    return max(token for token, probability in enumerate(row) if probability)
+        before, reached = reached, reached + probability
+        if probability and before <= uniform + rounding and reached > uniform - rounding:
+            tokens.add(token)
+    return tokens
 
 
 @contextmanager

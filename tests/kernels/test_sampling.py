@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kernels.philox import uniform
@@ -53,6 +53,7 @@ logit_rows = st.lists(
 @pytest.mark.parametrize("route", WAYS)
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(st.tuples(logit_rows, choices, st.floats(0, 1, exclude_max=True)), min_size=1, max_size=5))
+@example(rows=[([0.0] * 8 + [2.0, 4.0], Choice(0.1), 0.0)])
 def test_draws_agree_with_the_reference(route: str, rows: list[tuple[list[float], Choice, float]]) -> None:
     """A mixed batch, row by row; where a border or a draw falls within rounding of another answer, either is right."""
     logits = torch.tensor([row for row, _, _ in rows])
@@ -68,7 +69,7 @@ def test_draws_agree_with_the_reference(route: str, rows: list[tuple[list[float]
             if not any(exact):
                 allowed = {7}
                 break
-            allowed |= {drawn(exact, min(max(number + shift, 0.0), 1.0)) for shift in (0.0, 1e-6, -1e-6)}
+            allowed |= drawn(exact, number, 1e-6)
         assert token in allowed
 
 

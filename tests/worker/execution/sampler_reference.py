@@ -85,6 +85,5 @@ def possible_draws(row: Row, fallback: int, rounding: float = 1e-5) -> set[int]:
     choice = Choice(params.temperature, params.top_k, params.top_p, params.min_p)
     answers = set()
     for slack in (0.0, rounding, -rounding):
-        exact = probabilities(logits, choice, slack)
-        answers |= {drawn(exact, min(max(number + shift, 0.0), 1.0)) for shift in (0.0, rounding, -rounding)}
+        answers |= drawn(probabilities(logits, choice, slack), number, rounding)
     return answers

@@ -81,25 +81,34 @@ def whole_chunk_driver(smollm2_path: Path) -> Driver:
 def test_logits_are_bitwise_the_same_alone_and_in_any_batch(kind: str, request: pytest.FixtureRequest) -> None:
     """Decodes of many lengths, alone and beside each other and beside a prefill: batch size never changes the text."""
     driver: Driver = request.getfixturevalue(kind)
-    lengths = [1, 7, 16, 31, 100, 127, 128, 129, 300]
-    prompts = [prompt(length, length) for length in lengths]
+    prompts = {1000 + length: prompt(length, length) for length in (1, 7, 16, 31, 100, 127, 128, 129, 300)}
+    size = driver.runner.block_size
+    blocks = {key: [driver.free.pop() for _ in range(len(tokens) // size + 1)] for key, tokens in prompts.items()}
+    new = [driver.new(key, tokens) for key, tokens in prompts.items()]
+    first = driver.tokens(new, [Span(key, 0, len(tokens), [blocks[key]], True) for key, tokens in prompts.items()])
 
     def decoded(base: int, together: bool) -> list[torch.Tensor]:
-        keys = [base + index for index in range(len(lengths))]
-        for key, tokens in zip(keys, prompts, strict=True):
-            driver.tokens([driver.new(key, tokens)], [driver.span(key)])
+        """Two decodes of each, as after a hit in the prefix cache: all read what one prefill has left in its blocks."""
+        keys = [base + key for key in prompts]
+        new, spans = [], []
+        for key, (known, tokens), token in zip(keys, prompts.items(), first, strict=True):
+            new.append(driver.new(key, [*tokens, token]))
+            driver.computed[key], driver.blocks[key] = len(tokens), len(blocks[known])
+            span = driver.span(key)
+            spans.append(Span(key, span.start, 1, [blocks[known]], True))
         results = []
         for _ in range(2):
             if together:
                 extra = base + 100 + len(results)
                 stranger = driver.new(extra, prompt(50, extra))
-                rows = driver.logits([stranger], [*(driver.span(key) for key in keys), driver.span(extra)])
+                rows = driver.logits([*new, stranger], [*spans, driver.span(extra)])
                 results.append(rows[:-1].clone())
             else:
-                results.append(torch.cat([driver.logits([], [driver.span(key)]) for key in keys]))
+                results.append(torch.cat([driver.logits(new[at : at + 1], [span]) for at, span in enumerate(spans)]))
+            new, spans = [], [driver.span(key) for key in keys]
         return results
 
-    for alone, batched in zip(decoded(1000, False), decoded(2000, True), strict=True):
+    for alone, batched in zip(decoded(1000, False), decoded(3000, True), strict=True):
         assert torch.equal(alone, batched)
 
 
