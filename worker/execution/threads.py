@@ -30,6 +30,8 @@ def environment(threads: int | None, base: Mapping[str, str]) -> dict[str, str]:
         "OMP_NUM_THREADS": str(count),
         "GOMP_SPINCOUNT": str(_SPIN_COUNT),
         "MKL_NUM_THREADS": str(count),
+        # Else a small product's sums depend on which thread makes it, and attention on what else is in the batch.
+        "MKL_CBWR": "AUTO",
         "THP_MEM_ALLOC_ENABLE": "1",
     }
     # Bound threads of two engines that share a machine would all sit on its first cores.
