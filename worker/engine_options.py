@@ -103,8 +103,8 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--max-prefill-per-request",
         type=click.IntRange(1),
-        help="Most prompt tokens of one request in a step, so that long prompts leave room for short ones.  "
-        "[default: the whole budget]",
+        help="Most prompt tokens of one request in a step.  "
+        "[default: the whole budget, half of it where its tenant has more to compute]",
     ),
     click.option(
         "--max-running", default=64, show_default=True, type=click.IntRange(1), help="Most requests in one engine step."

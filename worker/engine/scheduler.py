@@ -24,10 +24,10 @@ class Scheduler:
     """Shares one token budget among all requests, step after step: ``schedule``, run the plan, ``update``.
 
     Decodes go first. What is left of the budget goes to prompts, running ones and waiting ones, in order of class, then
-    least served tenant, then arrival. A request is admitted when blocks for every token it knows are free, so that
-    only the growth of decodes can use the pool up; then the last running request in that same order is preempted: it
-    gives back its blocks, keeps its tokens, waits at the head of its tenant's queue and is recomputed, as far as the
-    prefix cache does not hold it.
+    least served tenant, then arrival; a prompt of over half a step lets others of its tenant have the other half. A
+    request is admitted when blocks for every token it knows are free, so that only the growth of decodes can use the
+    pool up; then the last running request in that same order is preempted: it gives back its blocks, keeps its tokens,
+    waits at the head of its tenant's queue and is recomputed, as far as the prefix cache does not hold it.
 
     Every request ends: ``add`` refuses what would not fit into the whole pool, a preemption for want of blocks lets
     another request draw a token, and displacements are bounded (``worker.engine.preemption``).
@@ -300,16 +300,28 @@ class Scheduler:
         chunks: list[Span],
         chunked: list[Request],
     ) -> None:
-        """Spend the budget on prompts, in order, and admit who waits while it lasts."""
+        """Spend the budget on prompts, in order, and admit who waits while it lasts.
+
+        A long prompt steps back for others of its tenant, but half of the step stays its own: short ones need not wait
+        for its end, and it takes what they leave.
+        """
         roster = self._roster
         started = [(request.order, request) for request in prefills + roster.loaded]
         heapify(started)
+        half = (self.max_batched_tokens + 1) // 2
+        reserved = min(half, self.max_prefill)
+        long: Request | None = None
         while budget:
             # Counters have grown since the entry was made; they never shrink, so what stands behind is no earlier.
             while started and started[0][0] != started[0][1].order:
                 heapreplace(started, (started[0][1].order, started[0][1]))
             head = roster.waiting.head() if open_door else None
-            if head is not None and (not started or head.order < started[0][0]):
+            if head is not None and started and head.order > started[0][0]:
+                head = None
+            first = head or (started[0][1] if started else None)
+            if long is not None and (budget <= reserved or first is None or first.tenant is not long.tenant):
+                request, long = long, None
+            elif head is not None:
                 if not self._admission.admit(head, number):
                     open_door = False
                     continue
@@ -318,11 +330,14 @@ class Scheduler:
                 request = head
             elif started:
                 request = heappop(started)[1]
-                if request.status is Status.WAITING:
-                    continue  # it was displaced
             else:
                 return
-            span = self._chunk(request, budget, number, new)
+            if request.status is Status.WAITING:
+                continue  # it was displaced
+            if first is request and long is None and request.num_tokens - request.num_scheduled > half:
+                long = request
+                continue
+            span = self._chunk(request, budget if long is None else budget - reserved, number, new)
             if span is not None:
                 budget -= span.count
                 chunks.append(span)
