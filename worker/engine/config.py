@@ -27,7 +27,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 1024
     """Requests that may be open beyond ``max_running``; one more is refused at once."""
     max_prefill_per_request: int | None = None
-    """Most prompt tokens of one request in a step; None: the budget, half of it where its tenant has more to compute."""
+    """Most prompt tokens of one request in a step; None: the budget, half of it if its tenant has more prompts."""
     prefix_caching: bool = True
     host_kv_bytes: int = 0
     """Size of the host tier of the KV cache; 0: none."""
