@@ -10,7 +10,7 @@ from litestar.testing import AsyncTestClient
 from gateway.app import SCALAR_VERSION, create_app
 from gateway.http.health import health_handlers
 from gateway.settings import Settings
-from worker.server.parameters import MAX_STOP_STRINGS
+from worker.server.sampling_parameters import MAX_STOP_STRINGS
 
 
 async def test_health_and_readiness(gateway: Any, upstream: Any) -> None:
