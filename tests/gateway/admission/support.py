@@ -37,9 +37,10 @@ def tenant(
     generation: int = 1,
     tenant_id: UUID | None = None,
 ) -> Principal:
-    """A tenant that nobody has heard of before. ``budget``: nano-USD a day in UTC."""
+    """A tenant that nobody has heard of before. ``budget`` as a number: nano-USD in all, so that no test depends on the
+    time of day at which it runs."""
     if isinstance(budget, int):
-        budget = Budget(budget, "day", "UTC")
+        budget = Budget(budget, "total", "UTC")
     limits = Limits(rpm, slots, budget)
     return Principal(tenant_id or uuid7(), "acme", "key1", frozenset({"inference"}), limits, generation, "salt")
 

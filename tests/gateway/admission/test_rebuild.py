@@ -66,7 +66,7 @@ async def test_another_kind_of_period_is_counted_anew(gate: Admission, ledger: L
 
 
 async def test_the_ledger_is_read_once_a_period(redis_url: str, ledger: Ledger) -> None:
-    principal = tenant(budget=10**9)
+    principal = tenant(budget=Budget(10**9, "day", "UTC"))
     async with admission(redis_url, ledger) as one, admission(redis_url, ledger) as two:
         await asyncio.gather(*(take(one, principal, 1) for _ in range(20)))
         await take(two, principal, 1)

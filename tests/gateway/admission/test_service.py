@@ -220,7 +220,7 @@ async def test_the_worst_case_is_reserved_and_the_difference_returned(gate: Admi
 
 
 async def test_a_spent_budget_waits_for_the_next_period(gate: Admission) -> None:
-    principal = tenant(budget=100_000)
+    principal = tenant(budget=Budget(100_000, "day", "UTC"))
     ticket = await take(gate, principal, 100_000)
     ticket.settle("ok", TokenUsage(100, 0))
     await ticket.settled()
@@ -252,7 +252,7 @@ async def test_a_budget_of_zero_admits_what_is_free(gate: Admission) -> None:
 
 
 async def test_a_late_settlement_does_not_touch_the_next_period(gate: Admission) -> None:
-    principal = tenant(budget=100_000)
+    principal = tenant(budget=Budget(100_000, "day", "UTC"))
     yesterday = await take(gate, principal, 50_000)
     advance(86_400, gate)
     await take(gate, principal, 10_000)
