@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Final, Protocol
 
 import torch
@@ -48,11 +50,21 @@ def pack(weight: torch.Tensor) -> PackedWeight:
     """Pack a dense floating-point weight ``[rows, columns]`` on the device where it is."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return DenseWeight(weight)
-    if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+    if torch.backends.mkl.is_available() and _made_by_intel():  # type: ignore[no-untyped-call]
         packed = CPUWeight("mkl", weight)
         if packed.is_exact:
             return packed
     return CPUWeight("onednn", weight)
+
+
+@cache
+def _made_by_intel() -> bool:
+    """Whether this is an Intel CPU: MKL's products are the faster ones there, oneDNN's elsewhere (by a third for a
+    decode of 8 sequences on an AMD EPYC of the Zen 4 kind)."""
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
 
 
 def pack_affine(
