@@ -256,7 +256,8 @@ class EngineClient:
                 process.stdin.close()
             if process.returncode is None:
                 try:
-                    await asyncio.wait_for(process.wait(), _EXIT_TIMEOUT_S)
+                    async with asyncio.timeout(_EXIT_TIMEOUT_S):
+                        await process.wait()
                 except TimeoutError:
                     process.kill()
                     await process.wait()

@@ -64,7 +64,8 @@ class Registration:
                     pause = self._interval_s
                 # Workers that lost their gateway together must not all come back at the same moment.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), pause * random.uniform(0.8, 1.0))
+                    async with asyncio.timeout(pause * random.uniform(0.8, 1.0)):
+                        await self._news.wait()
                 self._news.clear()
 
     def beat_now(self) -> None:

@@ -194,7 +194,8 @@ async def _serve(
                 registration.beat_now()  # no new requests from now on
             log.info("draining", open_requests=engine.open_requests, limit_s=options.drain_s)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(door.wait_idle(), options.drain_s)
+                async with asyncio.timeout(options.drain_s):
+                    await door.wait_idle()
         else:
             log.error("engine dead", reason=engine.dead)
         if registration is not None and beating is not None:

@@ -468,7 +468,8 @@ async def test_a_hung_redis_refuses_in_time_and_loses_nothing(services_dir: Path
                 assert time.monotonic() - began < 5
             finally:
                 os.kill(service.process.pid, signal.SIGCONT)
-            await asyncio.wait_for(gate._settlements.drained(), 10)
+            async with asyncio.timeout(10):
+                await gate._settlements.drained()
             # Redis has by now also read the admissions that were given up; they have left nothing behind.
             counters = await gate.counters(principal.tenant_id)
             assert (counters.spent, counters.reserved, counters.live, counters.window) == (20_000, 0, 0, 1)

@@ -40,7 +40,8 @@ async def test_it_lands_at_once_and_once(redis_url: str) -> None:
     assert settlements.recent_shards() == {one.shard}
     settlements.resend()
     assert settlements.waiting == 1
-    await asyncio.wait_for(settlements.drained(), 5)
+    async with asyncio.timeout(5):
+        await settlements.drained()
     assert await entries(redis, one.shard) == 1
     await redis.close()
 
@@ -82,7 +83,8 @@ async def test_they_are_repeated_until_redis_is_back(services_dir: Path) -> None
     service.start()
     try:
         settlements.retry_now()
-        await asyncio.wait_for(settlements.drained(), 10)
+        async with asyncio.timeout(10):
+            await settlements.drained()
         assert sum([await entries(redis, shard) for shard in {each.shard for each in several}]) == 3
     finally:
         runner.cancel()

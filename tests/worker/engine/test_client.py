@@ -161,7 +161,8 @@ async def test_closing_wakes_a_reader(start: Start) -> None:
     reader = asyncio.ensure_future(anext(generation, None))
     await asyncio.sleep(0.05)
     await generation.aclose()
-    assert await asyncio.wait_for(reader, 2) is None
+    async with asyncio.timeout(2):
+        assert await reader is None
 
 
 async def test_a_wait_may_be_given_up_and_taken_up_again(start: Start) -> None:
@@ -172,7 +173,8 @@ async def test_a_wait_may_be_given_up_and_taken_up_again(start: Start) -> None:
     generation = client.generate(r)
     while True:
         try:
-            output = await asyncio.wait_for(anext(generation), 0.01)
+            async with asyncio.timeout(0.01):
+                output = await anext(generation)
         except TimeoutError:
             timeouts += 1
         except StopAsyncIteration:
@@ -278,7 +280,8 @@ async def test_a_killed_engine_fails_every_request_clearly(start: Start) -> None
         with pytest.raises(EngineDead, match="killed by signal 9"):
             async for _ in generation:
                 pass
-    await asyncio.wait_for(client.wait_dead(), 5)
+    async with asyncio.timeout(5):
+        await client.wait_dead()
     assert client.dead == "The engine process was killed by signal 9."
     await client.close()
     with pytest.raises(EngineDead) as late:

@@ -346,7 +346,8 @@ async def test_a_reader_that_falls_behind_is_cut_and_learns_it_when_it_comes_bac
     await asyncio.sleep(0)
     stream.publish([CacheCleared()] * 200)
     may_write.set()
-    await asyncio.wait_for(answering, 5)
+    async with asyncio.timeout(5):
+        await answering
     told = [frame for frame in Framer().feed(b"".join(sent)) if isinstance(frame, Event)]
     assert sent[-1] == b""
     assert 5 <= len(told) < 200
@@ -366,7 +367,8 @@ async def test_a_reader_that_stops_reading_is_cut() -> None:
 
     answering = EventResponder(stream.follow(), stall_s=0.05)({}, never, send)  # type: ignore[arg-type]
     stream.publish([CacheCleared()])
-    await asyncio.wait_for(answering, 5)
+    async with asyncio.timeout(5):
+        await answering
 
 
 async def test_a_silent_stream_is_kept_alive() -> None:
@@ -378,7 +380,8 @@ async def test_a_silent_stream_is_kept_alive() -> None:
         if len(sent) == 5:
             stream.close()
 
-    await asyncio.wait_for(EventResponder(stream.follow(), keepalive_s=0.01)({}, never, send), 5)  # type: ignore[arg-type]
+    async with asyncio.timeout(5):
+        await EventResponder(stream.follow(), keepalive_s=0.01)({}, never, send)  # type: ignore[arg-type]
     assert [type(frame) for frame in Framer().feed(b"".join(sent))] == [Comment] * 4
 
 

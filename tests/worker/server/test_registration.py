@@ -47,7 +47,8 @@ class Gateway:
 
     async def next(self, limit_s: float = 10.0) -> WorkerRecord:
         self.news.clear()
-        await asyncio.wait_for(self.news.wait(), limit_s)
+        async with asyncio.timeout(limit_s):
+            await self.news.wait()
         return self.seen[-1]
 
 
@@ -108,6 +109,7 @@ async def test_it_comes_back_after_every_kind_of_trouble(gateway: Gateway, capsy
             await asyncio.sleep(0.1)
             gateway.status = 200
             await gateway.next()
+            await gateway.next()  # by now the one before has been answered, and told
     said = capsys.readouterr().out
     assert said.count("not registered") == 3
     assert said.count("registered with the gateway") - said.count("not registered") == 4
@@ -166,3 +168,17 @@ async def test_a_url_that_can_not_be_called_is_trouble_like_any_other(
     said = capsys.readouterr().out
     assert said.count("not registered") == 1
     assert "could not withdraw" in said
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_it_ends_also_when_news_come_with_the_cancellation(gateway: Gateway, turns: int) -> None:
+    registration = Registration(gateway.url, TOKEN, record, interval_s=60)
+    beating = asyncio.ensure_future(registration.run())
+    await gateway.next()
+    await asyncio.sleep(0.05)
+    registration.beat_now()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    beating.cancel()
+    async with asyncio.timeout(5):
+        await asyncio.wait({beating})

@@ -27,7 +27,8 @@ BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content":
 
 
 async def ended(worker: WorkerProcess, limit_s: float) -> int:
-    return await asyncio.wait_for(asyncio.to_thread(worker.process.wait), limit_s)
+    async with asyncio.timeout(limit_s):
+        return await asyncio.to_thread(worker.process.wait)
 
 
 async def post(worker: WorkerProcess, **more: Any) -> httpx.Response:
