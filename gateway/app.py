@@ -29,7 +29,7 @@ from gateway.http.usage import usage_handlers
 from gateway.pipeline import Pipeline
 from gateway.routing.policy import Balancer
 from gateway.routing.registry import Registry
-from gateway.settings import Settings
+from gateway.settings import Settings, SettingsError
 from gateway.tenants.catalog import Catalog
 from gateway.tenants.service import Tenants
 
@@ -39,8 +39,15 @@ SCALAR_VERSION = "1.72.1"
 
 
 def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
-    """One gateway replica. It connects when its lifespan begins; Postgres and Redis may be away then."""
+    """One gateway replica. It connects when its lifespan begins; Postgres and Redis may be away then.
+
+    Raises SettingsError.
+    """
     clock = clock or SystemClock()
+    if settings.secret_key is None:
+        raise SettingsError(
+            "PENSTOCK_SECRET_KEY is not set; make one with `openssl rand -hex 32`, give it to all replicas, and keep it"
+        )
     engine = create_engine(settings.database_url)
     # Sums over the ledger may take long. Nobody's key or budget waits for a connection until reports are done.
     budgets_engine = create_engine(settings.database_url, pool_size=4)

@@ -20,6 +20,7 @@ LOCAL_CONFIG = Path(".penstock/settings.toml")
 _UNPREFIXED = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL"}
 
 
+SECRET_KEY_LENGTH = 32
 _TOKEN = re.compile(r"[\x21-\x7e]{16,}")
 _RANGES = {
     "port": (1, 65535),
@@ -54,6 +55,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     port: int = 8080
     fleet_token: str | None = None
     """Secret that workers and gateways share. Without it no worker can register. At least 16 characters."""
+    secret_key: str | None = None
+    """From which hashes of end users and keys of sealed values are made. At least 32 characters, alike on all replicas;
+    a gateway does not start without it. Changed, end users get new hashes and sealed values are lost."""
+    spool_dir: str = ".penstock/spool"
+    """Folder for settlements that Redis cannot take; on a disk that survives a restart."""
+    ledger_retention_months: int | None = None
+    """Whole months of ledger rows kept beside the running one; the sums stay. None: all."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Larger request bodies are refused with 413 before they are read whole."""
     body_timeout_s: float = 60.0
@@ -94,6 +102,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(
                 "fleet_token must have at least 16 characters, all visible ASCII; make one with `openssl rand -hex 32`"
             )
+        if self.secret_key is not None and len(self.secret_key) < SECRET_KEY_LENGTH:
+            raise ValueError(
+                f"secret_key must have at least {SECRET_KEY_LENGTH} characters; make one with `openssl rand -hex 32`"
+            )
+        if self.ledger_retention_months is not None and self.ledger_retention_months < 1:
+            raise ValueError("ledger_retention_months must be at least 1; leave it out to keep all rows")
         for name, (least, most) in _RANGES.items():
             if not least <= getattr(self, name) <= most:  # NaN is in no range
                 raise ValueError(f"{name} must be between {least} and {most}")

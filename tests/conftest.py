@@ -14,9 +14,15 @@ from pathlib import Path
 import psycopg
 import pytest
 import redis
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from sqlalchemy.engine import URL, make_url
 
 from gateway.local.services import EmbeddedPostgres, EmbeddedRedis
+
+# A busy machine is no fault of a test: neither how long one case takes nor how long its making does says anything.
+hypothesis_settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("suite")
 
 
 def _text(url: URL) -> str:

@@ -35,7 +35,9 @@ from gateway.settings import Settings, load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "compose.yaml").read_text()
-SECRETS = {"POSTGRES_PASSWORD", "REDIS_PASSWORD", "CACHE_REDIS_PASSWORD", "PENSTOCK_FLEET_TOKEN"}
+SECRETS = {
+    *("POSTGRES_PASSWORD", "REDIS_PASSWORD", "CACHE_REDIS_PASSWORD", "PENSTOCK_FLEET_TOKEN", "PENSTOCK_SECRET_KEY")
+}
 ENVIRONMENT = {name: f"{name.lower().replace('_', '')}0123456789abcdef" for name in SECRETS}
 VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|\{(?P<name>\w+)(?:(?P<rule>:[-?])(?P<rest>[^}]*))?\})")
 

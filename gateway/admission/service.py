@@ -392,6 +392,7 @@ def _blank(request_id: UUID, principal: Principal, draft: Draft, bound: int) -> 
         price_id=draft.price.id if draft.price else None,
         streamed=draft.streamed,
         client_request_id=draft.client_request_id,
+        project_id=principal.project_id,
     )
 
 

@@ -33,6 +33,9 @@ class Draft:
     """The price in force; None: unpriced, served by the route's policy and charged nothing."""
     streamed: bool = False
     client_request_id: str | None = None
+    end_user: str | None = None
+    """Keyed hash of the end user that the request names."""
+    tags: tuple[str, ...] = ()
 
 
 def charge(status: Status, usage: TokenUsage, price: Price | None) -> tuple[int, int]:
@@ -185,6 +188,7 @@ class Ticket:
             client_request_id=self.draft.client_request_id,
             first_token_ms=first_token_ms,
             total_ms=total_ms,
+            project_id=self.principal.project_id,
         )
 
 

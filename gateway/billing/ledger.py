@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -20,9 +20,8 @@ from gateway.db.tables import dead_usage_events, refusal_batches, refusals, usag
 
 QUARTER_S = 900
 
-_SUMS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "charged_nano_usd", "cost_nano_usd")
-_KEY = ("bucket", "tenant_id", "key_id", "route", "status")
-Key = tuple[datetime, UUID, str, str, str]
+_KEY = ("bucket", "tenant_id", "project_id", "key_id", "route", "backend", "status")
+Key = tuple[datetime, UUID, UUID, str, str, str, str]
 
 
 def _insert_events() -> TextClause:
@@ -56,6 +55,10 @@ class _Sums:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    images: int = 0
+    compute_us: int = 0
     charged_nano_usd: int = 0
     cost_nano_usd: int = 0
 
@@ -64,8 +67,15 @@ class _Sums:
         self.prompt_tokens += sign * row.prompt_tokens
         self.completion_tokens += sign * row.completion_tokens
         self.cached_tokens += sign * row.cached_tokens
+        self.cache_write_tokens += sign * row.cache_write_tokens
+        self.reasoning_tokens += sign * row.reasoning_tokens
+        self.images += sign * row.images
+        self.compute_us += sign * row.compute_us
         self.charged_nano_usd += sign * row.charged_nano_usd
         self.cost_nano_usd += sign * row.cost_nano_usd
+
+
+_SUMS = tuple(field.name for field in fields(_Sums))
 
 
 class _Differences:
@@ -75,7 +85,15 @@ class _Differences:
         self._sums: dict[Key, _Sums] = {}
 
     def add(self, row: Any, sign: int) -> None:
-        key = (quarter_of(row.admitted_at), row.tenant_id, row.key_id, row.route, row.status)
+        key = (
+            quarter_of(row.admitted_at),
+            row.tenant_id,
+            row.project_id,
+            row.key_id,
+            row.route,
+            row.backend or "",
+            row.status,
+        )
         self._sums.setdefault(key, _Sums()).add(row, sign)
 
     def rows(self) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from gateway.db.tables import dead_usage_events, tenants, usage_events, usage_ro
 
 Dimension = Literal["tenant", "key", "route", "status", "day"]
 DIMENSIONS: tuple[Dimension, ...] = ("tenant", "key", "route", "status", "day")
-STATUSES: tuple[Status, ...] = ("ok", "aborted", "failed", "abandoned")
+STATUSES: tuple[Status, ...] = ("ok", "aborted", "failed", "abandoned", "cache_hit", "replayed")
 REPORT_TIMEOUT_S = 30.0
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(2200, 1, 1, tzinfo=UTC)

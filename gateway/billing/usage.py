@@ -10,8 +10,10 @@ from uuid import UUID
 
 import msgspec
 
+from gateway.tenants.principal import NO_PROJECT
+
 NANO_PER_USD = 10**9
-Status = Literal["ok", "aborted", "failed", "abandoned"]
+Status = Literal["ok", "aborted", "failed", "abandoned", "cache_hit", "replayed"]
 UsageSource = Literal["backend", "counted", "estimated"]
 
 
@@ -23,12 +25,21 @@ def usd_text(nano_usd: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Running or final totals of one request. Cached tokens are inside ``prompt_tokens``."""
+    """Running or final totals of one request, normalised from whatever its protocol reports.
+
+    ``prompt_tokens`` are all that went in: those read from a cache (``cached_tokens``) and written to one
+    (``cache_write_tokens``) are inside them. ``reasoning_tokens`` are inside ``completion_tokens``.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     source: UsageSource = "backend"
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    images: int = 0
+    compute_us: int = 0
+    """Device microseconds times ranks; 0 where the backend does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +95,17 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The client's own ``x-request-id``, cleaned; a correlation, never a key."""
     first_token_ms: int | None = None
     total_ms: int | None = None
+    project_id: UUID = NO_PROJECT
+    end_user: str | None = None
+    """Keyed hash of the end user that the request names; None: it names none."""
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    images: int = 0
+    compute_us: int = 0
+    cost_price_id: UUID | None = None
+    """By which ``cost_nano_usd`` was reckoned, if not by ``price_id``."""
+    markup_bp: int = 0
+    queue_ms: int | None = None
+    """From the admission until the request was sent to the backend that served it."""
+    tags: list[str] = []
+    """As the request's header gave them: ``name`` or ``name=value``, sorted, each once."""

@@ -29,6 +29,7 @@ from sqlalchemy import (
     Uuid,
     text,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 
 metadata = MetaData(
     naming_convention={
@@ -57,6 +58,18 @@ tenants = Table(
     Column("requests_per_minute", Integer),
     Column("max_concurrent", Integer),
     _timestamp("created_at", default="now()"),
+    # IANA zone: budget periods begin at its midnights.
+    Column("timezone", Text, nullable=False, server_default=text("'UTC'")),
+    Column("redis_loss", Text, nullable=False, server_default=text("'fail_closed'")),
+    Column("markup_bp", Integer, nullable=False, server_default=text("0")),
+    Column("weight", Double, nullable=False, server_default=text("1")),
+    Column("webhook_url", Text),
+    # Sealed by the deployment's secret key.
+    Column("webhook_secret", LargeBinary),
+    _timestamp("archived_at", nullable=True),
+    CheckConstraint("redis_loss IN ('fail_closed', 'fail_open')", name="redis_loss"),
+    CheckConstraint("markup_bp BETWEEN -10000 AND 1000000", name="markup_bp"),
+    CheckConstraint("weight > 0", name="weight"),
     CheckConstraint("requests_per_minute >= 0", name="requests_per_minute"),
     CheckConstraint("max_concurrent >= 0", name="max_concurrent"),
 )
@@ -70,6 +83,46 @@ budgets = Table(
     Column("timezone", Text, nullable=False),
     CheckConstraint("amount_nano_usd BETWEEN 0 AND 9007199254740991", name="amount_nano_usd"),
     CheckConstraint("period IN ('day', 'week', 'month', 'total')", name="period"),
+)
+
+projects = Table(
+    "projects",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("version", BigInteger, nullable=False, server_default=text("1")),
+    _timestamp("created_at", default="now()"),
+    _timestamp("archived_at", nullable=True),
+    UniqueConstraint("tenant_id", "name"),
+)
+
+limits = Table(
+    "limits",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=False),
+    Column("subject", Text, nullable=False),
+    # '' for the tenant and for each end user; else a project's id, a key's public id, a route, an end user's hash.
+    Column("target", Text, nullable=False, server_default=text("''")),
+    Column("metric", Text, nullable=False),
+    # '' for concurrent requests.
+    Column("window", Text, nullable=False),
+    # Requests, tokens, slots, or nano-USD.
+    Column("amount", BigInteger, nullable=False),
+    Column("hard", Boolean, nullable=False, server_default=text("true")),
+    Column("thresholds", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
+    Column("version", BigInteger, nullable=False, server_default=text("1")),
+    _timestamp("created_at", default="now()"),
+    UniqueConstraint("tenant_id", "subject", "target", "metric", "window"),
+    CheckConstraint("subject IN ('tenant', 'project', 'key', 'end_user', 'model')", name="subject"),
+    CheckConstraint(
+        "(metric IN ('requests', 'tokens') AND \"window\" IN ('minute', 'hour', 'day')) "
+        "OR (metric = 'concurrent' AND \"window\" = '') "
+        "OR (metric = 'budget' AND \"window\" IN ('day', 'week', 'month', 'total'))",
+        name="window",
+    ),
+    CheckConstraint("amount BETWEEN 0 AND 9007199254740991", name="amount"),
 )
 
 api_keys = Table(
@@ -86,6 +139,19 @@ api_keys = Table(
     _timestamp("created_at", default="now()"),
     _timestamp("expires_at", nullable=True),
     _timestamp("revoked_at", nullable=True),
+    Column("project_id", Uuid, ForeignKey("projects.id")),
+    Column("max_context_tokens", Integer),
+    Column("max_output_tokens", Integer),
+    # Of an admin's key.
+    Column("role", Text),
+    # The secret before the last rotation, good until then.
+    Column("previous_secret_sha256", LargeBinary),
+    _timestamp("previous_until", nullable=True),
+    Column("version", BigInteger, nullable=False, server_default=text("1")),
+    CheckConstraint("(tenant_id IS NULL) = (project_id IS NULL)", name="project"),
+    CheckConstraint("(tenant_id IS NULL) = (role IS NOT NULL)", name="role_of_admin"),
+    CheckConstraint("role IN ('owner', 'admin', 'viewer')", name="role"),
+    CheckConstraint("max_context_tokens > 0 AND max_output_tokens > 0", name="caps"),
     CheckConstraint("octet_length(secret_sha256) = 32", name="secret_sha256"),
     CheckConstraint("(tenant_id IS NULL) = ('admin' = ANY (scopes))", name="admin_has_no_tenant"),
 )
@@ -109,6 +175,9 @@ routes = Table(
     Column("timeout_s", Double, nullable=False),
     # What happens to a request while no price is in force.
     Column("unpriced", Text, nullable=False, server_default=text("'refuse'")),
+    # Which tokenizer counts prompts: an encoding's name, or 'backend' for the one its workers tell. NULL: by bytes.
+    Column("tokenizer", Text),
+    Column("version", BigInteger, nullable=False, server_default=text("1")),
     _timestamp("created_at", default="now()"),
     CheckConstraint("context_length > 0", name="context_length"),
     CheckConstraint("default_output_tokens BETWEEN 1 AND max_output_tokens", name="default_output_tokens"),
@@ -116,19 +185,48 @@ routes = Table(
     CheckConstraint("unpriced IN ('refuse', 'serve')", name="unpriced"),
 )
 
+
+def _rate(name: str, *, nullable: bool = True) -> Column[Any]:
+    return Column(name, Numeric(18, 9), nullable=nullable)
+
+
 prices = Table(
     "prices",
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("route", Text, ForeignKey("routes.name"), nullable=False),
-    Column("input_usd_per_mtok", Numeric(18, 9), nullable=False),
-    Column("output_usd_per_mtok", Numeric(18, 9), nullable=False),
-    # In force from then on, until the next version of the same route.
+    # NULL: the list price, for every tenant without one of its own.
+    Column("tenant_id", Uuid, ForeignKey("tenants.id")),
+    # 'charge': what tenants pay; 'cost': what the backends cost us, if that is not the list price.
+    Column("basis", Text, nullable=False, server_default=text("'charge'")),
+    _rate("input_usd_per_mtok", nullable=False),
+    _rate("output_usd_per_mtok", nullable=False),
+    # NULL: as input.
+    _rate("cached_input_usd_per_mtok"),
+    _rate("cache_write_usd_per_mtok"),
+    # NULL: as output.
+    _rate("reasoning_usd_per_mtok"),
+    # NULL: nothing.
+    _rate("usd_per_request"),
+    _rate("usd_per_image"),
+    # Price of an hour of one device, for compute_us; the ceiling is what one request reserves of it.
+    _rate("compute_usd_per_hour"),
+    Column("compute_ceiling_s", Double),
+    # Where it comes from, as 'genai-prices 0.0.40: openai/gpt-4o'. NULL: an administrator.
+    Column("source", Text),
+    # In force from then on, until the next version of the same route, tenant and basis.
     _timestamp("effective_from"),
     _timestamp("created_at", default="now()"),
-    UniqueConstraint("route", "effective_from"),
-    CheckConstraint("input_usd_per_mtok >= 0", name="input_usd_per_mtok"),
-    CheckConstraint("output_usd_per_mtok >= 0", name="output_usd_per_mtok"),
+    UniqueConstraint("route", "tenant_id", "basis", "effective_from", postgresql_nulls_not_distinct=True),
+    CheckConstraint("basis IN ('charge', 'cost')", name="basis"),
+    CheckConstraint("basis = 'charge' OR tenant_id IS NULL", name="cost_of_all"),
+    CheckConstraint("(compute_usd_per_hour IS NULL) = (compute_ceiling_s IS NULL)", name="compute_ceiling"),
+    CheckConstraint(
+        "input_usd_per_mtok >= 0 AND output_usd_per_mtok >= 0 AND cached_input_usd_per_mtok >= 0 "
+        "AND cache_write_usd_per_mtok >= 0 AND reasoning_usd_per_mtok >= 0 AND usd_per_request >= 0 "
+        "AND usd_per_image >= 0 AND compute_usd_per_hour >= 0 AND compute_ceiling_s > 0",
+        name="rates",
+    ),
 )
 
 usage_events = Table(
@@ -159,11 +257,26 @@ usage_events = Table(
     Column("client_request_id", Text),
     Column("first_token_ms", BigInteger),
     Column("total_ms", BigInteger),
+    Column("project_id", Uuid, nullable=False),
+    # Keyed hash; NULL: the request named none.
+    Column("end_user", Text),
+    Column("cache_write_tokens", BigInteger, nullable=False, server_default=text("0")),
+    Column("reasoning_tokens", BigInteger, nullable=False, server_default=text("0")),
+    Column("images", BigInteger, nullable=False, server_default=text("0")),
+    Column("compute_us", BigInteger, nullable=False, server_default=text("0")),
+    Column("cost_price_id", Uuid),
+    Column("markup_bp", Integer, nullable=False, server_default=text("0")),
+    Column("queue_ms", BigInteger),
+    Column("tags", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     _timestamp("recorded_at", default="now()"),
     Index(None, "tenant_id", "admitted_at"),
-    CheckConstraint("status IN ('ok', 'aborted', 'failed', 'abandoned')", name="status"),
+    Index(None, "tenant_id", "end_user", "admitted_at", postgresql_where=text("end_user IS NOT NULL")),
+    CheckConstraint("status IN ('ok', 'aborted', 'failed', 'abandoned', 'cache_hit', 'replayed')", name="status"),
     CheckConstraint("charged_nano_usd >= 0 AND cost_nano_usd >= 0", name="amounts"),
     CheckConstraint("prompt_tokens >= 0 AND completion_tokens >= 0 AND cached_tokens >= 0", name="tokens"),
+    CheckConstraint(
+        "cache_write_tokens >= 0 AND reasoning_tokens >= 0 AND images >= 0 AND compute_us >= 0", name="kinds"
+    ),
     postgresql_partition_by="RANGE (admitted_at)",
 )
 
@@ -173,13 +286,20 @@ usage_rollup = Table(
     # Begin of 15 minutes, UTC: every time zone's midnight falls on a bucket's edge.
     Column("bucket", DateTime(timezone=True), primary_key=True),
     Column("tenant_id", Uuid, primary_key=True),
+    Column("project_id", Uuid, primary_key=True),
     Column("key_id", Text, primary_key=True),
     Column("route", Text, primary_key=True),
+    # '' where no backend was reached.
+    Column("backend", Text, primary_key=True),
     Column("status", Text, primary_key=True),
     Column("requests", BigInteger, nullable=False),
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
     Column("cached_tokens", BigInteger, nullable=False),
+    Column("cache_write_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    Column("images", BigInteger, nullable=False),
+    Column("compute_us", BigInteger, nullable=False),
     Column("charged_nano_usd", Numeric(38, 0), nullable=False),
     Column("cost_nano_usd", Numeric(38, 0), nullable=False),
     Index(None, "tenant_id", "bucket"),
@@ -214,4 +334,49 @@ dead_usage_events = Table(
     Column("error", Text, nullable=False),
     _timestamp("recorded_at", default="now()"),
     UniqueConstraint("shard", "entry_id"),
+)
+
+audit_log = Table(
+    "audit_log",
+    metadata,
+    # What an administrator changed. Append-only: a trigger refuses updates and deletions.
+    Column("id", Uuid, primary_key=True),
+    _timestamp("at", default="now()"),
+    # Public id of the admin's key, or 'cli' with the operating system's user.
+    Column("actor", Text, nullable=False),
+    # 'create', 'update', 'archive', 'revoke', 'rotate', 'delete', ...
+    Column("action", Text, nullable=False),
+    # 'tenant', 'project', 'key', 'admin_key', 'limit', 'pool', 'route', 'price', ...
+    Column("kind", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("tenant_id", Uuid),
+    # Never a secret, nor the hash of one.
+    Column("before", JSONB),
+    Column("after", JSONB),
+    Index(None, "tenant_id", "id"),
+)
+
+alerts = Table(
+    "alerts",
+    metadata,
+    # A budget's threshold that was crossed, once a period; told by webhook until it was taken or given up.
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=False),
+    Column("limit_id", Uuid, nullable=False),
+    _timestamp("period_start"),
+    # Percent of the amount.
+    Column("threshold", Integer, nullable=False),
+    Column("spent_nano_usd", BigInteger, nullable=False),
+    Column("amount_nano_usd", BigInteger, nullable=False),
+    # Subject, target and window of the limit as it was then.
+    Column("subject", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("window", Text, nullable=False),
+    _timestamp("crossed_at"),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    _timestamp("next_attempt_at", nullable=True),
+    _timestamp("delivered_at", nullable=True),
+    _timestamp("given_up_at", nullable=True),
+    Column("last_error", Text),
+    UniqueConstraint("limit_id", "period_start", "threshold"),
 )

@@ -84,6 +84,11 @@ class DataDir:
         kept = self._kept_settings().get("fleet_token")
         return kept if isinstance(kept, str) and len(kept) >= 16 else secrets.token_hex(32)
 
+    def secret_key(self) -> str:
+        """The deployment's secret key, made at the first start."""
+        kept = self._kept_settings().get("secret_key")
+        return kept if isinstance(kept, str) and len(kept) >= 32 else secrets.token_hex(32)
+
     def write_settings(self, values: dict[str, str | int], defaults: dict[str, str | int | float | bool]) -> None:
         """Set ``values``; keep what the file said before about everything else, with ``defaults`` for what it lacks."""
         merged: dict[str, Any] = {**defaults, **self._kept_settings(), **values}

@@ -127,6 +127,8 @@ class LocalPenstock:
                 "host": options.host,
                 "port": options.port,
                 "fleet_token": self._fleet_token,
+                "secret_key": self._files.secret_key(),
+                "spool_dir": str(self._files.path / "spool"),
             },
             # Streams get four seconds at a stop, so that everything is down within ten.
             {"drain_s": 4.0, "ready_needs_backend": True},

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.clock import Clock
 from gateway.db.engine import transaction
-from gateway.db.tables import api_keys, budgets, tenants
+from gateway.db.tables import api_keys, budgets, projects, tenants
 from gateway.ids import uuid7
 from gateway.tenants.key_cache import KeyCache, StoredKey
 from gateway.tenants.keys import generate_key, parse_key, secret_matches
@@ -114,9 +114,14 @@ class Tenants:
                 tenants.c.name.label("tenant_name"),
                 tenants.c.generation,
                 tenants.c.salt,
+                projects.c.name.label("project_name"),
                 *_LIMITS,
             )
-            .select_from(api_keys.outerjoin(tenants).outerjoin(budgets, budgets.c.tenant_id == tenants.c.id))
+            .select_from(
+                api_keys.outerjoin(tenants, tenants.c.id == api_keys.c.tenant_id)
+                .outerjoin(projects, projects.c.id == api_keys.c.project_id)
+                .outerjoin(budgets, budgets.c.tenant_id == tenants.c.id)
+            )
             .where(api_keys.c.public_id == public_id, api_keys.c.revoked_at.is_(None))
         )
         async with transaction(self._engine) as connection:
@@ -136,6 +141,8 @@ class Tenants:
                 generation=row.generation,
                 salt=row.salt,
                 allowed_models=None if row.allowed_models is None else frozenset(row.allowed_models),
+                project_id=row.project_id,
+                project_name=row.project_name,
             )
         return StoredKey(principal, row.secret_sha256, row.expires_at, row.generation or 0)
 
@@ -155,6 +162,7 @@ class Tenants:
         try:
             async with transaction(self._engine) as connection:
                 await connection.execute(insert(tenants).values(values))
+                await connection.execute(insert(projects).values(id=uuid7(), tenant_id=tenant_id, name="default"))
                 await _write_budget(connection, tenant_id, limits.budget)
                 record = await _tenant(connection, name)
         except IntegrityError as fault:
@@ -215,9 +223,11 @@ class Tenants:
         }
         async with transaction(self._engine) as connection:
             owner = await _tenant(connection, tenant, lock=True)
-            row = (
-                await connection.execute(insert(api_keys).values(**values, tenant_id=owner.id).returning(api_keys))
-            ).one()
+            project = await connection.scalar(
+                select(projects.c.id).where(projects.c.tenant_id == owner.id, projects.c.name == "default")
+            )
+            query = insert(api_keys).values(**values, tenant_id=owner.id, project_id=project).returning(api_keys)
+            row = (await connection.execute(query)).one()
             generation = await _next_generation(connection, owner.id)
         self._cache.forget(new.public_id)
         await self._tell(owner.id, generation)
@@ -235,6 +245,7 @@ class Tenants:
                 name=check_name("key", name),
                 secret_sha256=new.secret_sha256,
                 scopes=["admin"],
+                role="owner",
                 expires_at=check_expiry(expires_at, self._clock.now()),
             )
             .returning(api_keys)

@@ -369,6 +369,7 @@ def start_gateway(database_url: str, redis_url: str) -> GatewayFactory:
             "database_url": database_url,
             "redis_url": redis_url,
             "fleet_token": "fleet-token-of-the-tests",
+            "secret_key": "secret-key-of-the-tests-of-this-gateway",
             "drain_interval_s": 0.05,
         }
         return running_gateway(Settings(**(values | changes)), limits=limits, gateway_clock=gateway_clock)

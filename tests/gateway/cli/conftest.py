@@ -19,6 +19,7 @@ def penstock(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATABASE_URL", database_url)
     monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.setenv("PENSTOCK_SECRET_KEY", "secret-key-of-the-tests-of-this-command")
     monkeypatch.delenv("PENSTOCK_CONFIG", raising=False)
 
     def run(*arguments: str) -> Result:

@@ -23,7 +23,7 @@ async def test_health_and_readiness(gateway: Any, upstream: Any) -> None:
 
 
 async def test_a_database_that_was_not_migrated_is_not_ready(empty_database_url: str, redis_url: str) -> None:
-    app = create_app(Settings(database_url=empty_database_url, redis_url=redis_url))
+    app = create_app(Settings(database_url=empty_database_url, redis_url=redis_url, secret_key="s" * 32))
     async with AsyncTestClient(app) as client:
         async with asyncio.timeout(20):
             while (answer := await client.get("/readyz")).json()["postgres"] != "ok":  # noqa: ASYNC110 - tells no event

@@ -121,7 +121,7 @@ async def test_keys_that_are_not_valid_look_alike(service: Tenants, clock: Manua
 
 
 @given(st.text(max_size=100))
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_text_is_a_valid_key_or_not(database_url: str, key: str) -> None:
     async def main() -> None:
         async with opened(database_url) as engine:
