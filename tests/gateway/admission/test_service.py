@@ -138,7 +138,7 @@ async def test_a_refund_goes_to_the_second_that_was_charged(gate: Admission) -> 
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(st.integers(1, 4), st.lists(st.integers(0, 40_000), min_size=1, max_size=25))
 def test_no_minute_ever_holds_more_than_the_limit(redis_server: str, rpm: int, gaps_ms: list[int]) -> None:
