@@ -1,16 +1,18 @@
-"""Tokens used and what they cost: the normalised record, the price, and the event that becomes a ledger row."""
+"""Tokens used and what they came to: the normalised record, and the event that becomes a ledger row."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 import msgspec
 
 from gateway.tenants.principal import NO_PROJECT
+
+if TYPE_CHECKING:
+    from gateway.billing.prices import Price as Price
 
 NANO_PER_USD = 10**9
 Status = Literal["ok", "aborted", "failed", "abandoned", "cache_hit", "replayed"]
@@ -40,29 +42,6 @@ class TokenUsage:
     images: int = 0
     compute_us: int = 0
     """Device microseconds times ranks; 0 where the backend does not tell."""
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """One version of a route's price, in USD per million tokens, in force from ``effective_from`` on."""
-
-    id: UUID
-    route: str
-    input_usd_per_mtok: Decimal
-    output_usd_per_mtok: Decimal
-    effective_from: datetime
-
-    def amount(self, usage: TokenUsage) -> int:
-        """Nano-USD for ``usage``, rounded once, half to even."""
-        return int(self._exact(usage.prompt_tokens, usage.completion_tokens).to_integral_value(ROUND_HALF_EVEN))
-
-    def bound(self, prompt_tokens: int, output_tokens: int) -> int:
-        """Nano-USD that a request of at most so many tokens can cost, rounded up."""
-        return int(self._exact(prompt_tokens, output_tokens).to_integral_value(ROUND_CEILING))
-
-    def _exact(self, prompt: int, output: int) -> Decimal:
-        # USD per million tokens times 1000 is nano-USD per token.
-        return 1000 * (prompt * self.input_usd_per_mtok + output * self.output_usd_per_mtok)
 
 
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,3 +88,12 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """From the admission until the request was sent to the backend that served it."""
     tags: list[str] = []
     """As the request's header gave them: ``name`` or ``name=value``, sorted, each once."""
+
+
+def __getattr__(name: str) -> Any:
+    # Price lives in prices.py, which imports this module; its old name goes when nobody asks for it here any more.
+    if name == "Price":
+        from gateway.billing.prices import Price
+
+        return Price
+    raise AttributeError(name)

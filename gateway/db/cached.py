@@ -1,0 +1,58 @@
+"""A copy of some configuration in Postgres, good for a few seconds, that goes on serving while Postgres is away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+import structlog
+
+from gateway.clock import Clock
+from gateway.db.engine import DatabaseUnavailable
+
+RETRY_S = 1.0
+"""While Postgres is away and an old copy serves, how often a new one is asked for."""
+
+T = TypeVar("T")
+_log = structlog.get_logger(__name__)
+
+
+class CachedCopy(Generic[T]):
+    """What ``read`` gives, at most ``cache_s`` old unless Postgres is away."""
+
+    def __init__(self, name: str, read: Callable[[], Awaitable[T]], clock: Clock, *, cache_s: float) -> None:
+        """``name`` is for the log. ``read`` raises DatabaseUnavailable while Postgres is away."""
+        self._name = name
+        self._read = read
+        self._clock = clock
+        self._cache_s = cache_s
+        self._copy: T | None = None
+        self._good_until = float("-inf")
+        self._refreshing = asyncio.Lock()
+
+    def expire(self) -> None:
+        """Read anew the next time: something was changed here."""
+        self._good_until = float("-inf")
+
+    async def current(self) -> T:
+        """Raises DatabaseUnavailable if no copy was ever read."""
+        if self._copy is not None and self._clock.monotonic() < self._good_until:
+            return self._copy
+        async with self._refreshing:
+            began = self._clock.monotonic()
+            if began < self._good_until:
+                return self._last_copy()
+            try:
+                self._copy = await self._read()
+                self._good_until = began + self._cache_s
+            except DatabaseUnavailable as fault:
+                _log.warning("copy_not_refreshed", of=self._name, error=str(fault))
+                # Whoever waited here meanwhile must not wait for Postgres once more, each in turn.
+                self._good_until = self._clock.monotonic() + RETRY_S
+            return self._last_copy()
+
+    def _last_copy(self) -> T:
+        if self._copy is None:
+            raise DatabaseUnavailable("the database does not answer; try again shortly")
+        return self._copy
