@@ -19,7 +19,7 @@ import structlog
 from gateway.admission.errors import Refused, Stale
 from gateway.admission.redis import RedisUnavailable
 from gateway.admission.service import Admission
-from gateway.admission.ticket import MAX_AMOUNT, Draft, Ticket
+from gateway.admission.ticket import MAX_AMOUNT, Bound, Draft, Ticket
 from gateway.backends import faults
 from gateway.backends.backend import Order
 from gateway.backends.faults import BackendFault
@@ -148,20 +148,18 @@ class Pipeline:
         return price
 
     async def _admit(
-        self, call: Call, ask: Ask, route: Route, principal: Principal, price: Price | None, bound: int
+        self, call: Call, ask: Ask, route: Route, principal: Principal, price: Price | None, bound: Bound
     ) -> Ticket:
         draft = Draft(route.name, price, streamed=ask.stream, client_request_id=call.client_request_id)
         try:
             try:
-                return await self._admission.admit(call.request_id, principal, bound_nano_usd=bound, draft=draft)
+                return await self._admission.admit(call.request_id, principal, draft=draft, bound=bound)
             except Stale as stale:
                 current = await self._tenants.reload(call.key, at_least=stale.generation)
                 current = _may_infer(current)
                 if not _allowed(route.name, current):
                     raise model_not_found(route.name) from None
-                return await self._admission.admit(
-                    call.request_id, current, bound_nano_usd=bound, draft=draft, after=stale
-                )
+                return await self._admission.admit(call.request_id, current, draft=draft, bound=bound, after=stale)
         except InvalidKey:
             raise _invalid_key(call.key) from None
         except Refused as refused:
@@ -306,8 +304,8 @@ class Answer:
 
 def _order(
     call: Call, ask: Ask, route: Route, principal: Principal, price: Price | None, context_length: int
-) -> tuple[Order, int]:
-    """What is sent to the backend, and the most it can cost in nano-USD: the output cap is written into the body.
+) -> tuple[Order, Bound]:
+    """What is sent to the backend, and the most it can come to: the output cap is written into the body.
 
     ``context_length`` is the most that any backend takes, which may be more than the route means to offer.
     Raises ApiError for a cap that the route does not allow.
@@ -343,7 +341,7 @@ def _order(
     bound = price.bound(prompt, output) if price is not None else 0
     if bound > MAX_AMOUNT:
         raise bad_request("So much output cannot be accounted for. Ask for less, or for fewer choices.", param="n")
-    return order, bound
+    return order, Bound(bound, prompt + output)
 
 
 def _prompt_bound(ask: Ask, context_length: int) -> int:
@@ -414,8 +412,10 @@ def _over_limit(refused: Refused) -> ApiError:
             code="insufficient_quota",
             headers=headers,
         )
-    if refused.reason == "requests_per_minute":
-        message = f"Over the limit of {refused.limit} requests per minute. Wait as 'retry-after' says."
-    else:
+    if refused.reason == "concurrent":
         message = f"Over the limit of {refused.limit} requests at a time. Wait until one of them has ended."
+    else:
+        message = (
+            f"Over the limit of {refused.limit} {refused.reason} per {refused.window}. Wait as 'retry-after' says."
+        )
     return ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", headers=headers)

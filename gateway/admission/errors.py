@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
-Reason = Literal["requests_per_minute", "concurrent_requests", "budget"]
+from gateway.tenants.principal import BudgetPeriod, Metric, RateWindow, Subject
 
 
 class Refused(Exception):
-    """A limit of the tenant stands against the request; nothing was used up.
+    """A limit stands against the request; nothing was used up.
 
-    ``retry_after_s``: the earliest time at which this request would pass, in seconds from now: exact for requests per
-    minute and for a spent budget, one second where it depends on when running requests end, None if no waiting helps
-    (a limit of 0, a request above the whole budget, a budget that never begins anew).
-    ``limit`` and ``remaining`` are in the reason's own unit: requests, slots or nano-USD.
-    ``headers``: ``x-ratelimit-*`` as on an admitted request; empty without a limit on requests.
+    ``reason``: the limit's metric. ``subject``, ``window``: whose limit, and over which time (None: at a time).
+    ``limit`` and ``remaining`` are in the metric's own unit: requests, tokens, slots or nano-USD.
+    ``retry_after_s``: the earliest time at which this request would pass, in seconds from now: exact for requests,
+    tokens and a spent budget, one second where it depends on when running requests end, None if no waiting helps
+    (a limit of 0, a request above the whole limit, a budget that never begins anew).
+    ``headers``: ``x-ratelimit-*`` as on an admitted request.
     """
 
     def __init__(
-        self, reason: Reason, *, retry_after_s: float | None, limit: int, remaining: int, headers: Mapping[str, str]
+        self,
+        reason: Metric,
+        *,
+        subject: Subject,
+        window: RateWindow | BudgetPeriod | None,
+        limit: int,
+        remaining: int,
+        retry_after_s: float | None,
+        headers: Mapping[str, str],
     ) -> None:
-        super().__init__(reason)
-        self.reason: Reason = reason
-        self.retry_after_s = retry_after_s
+        super().__init__(f"{subject}: {reason}")
+        self.reason: Metric = reason
+        self.subject: Subject = subject
+        self.window: RateWindow | BudgetPeriod | None = window
         self.limit = limit
         self.remaining = remaining
+        self.retry_after_s = retry_after_s
         self.headers = dict(headers)
 
     @property

@@ -165,7 +165,7 @@ class Leases:
                         str(ticket.request_id),
                         spelled.id,
                         to_ms(ticket.admitted_at),
-                        ticket.bound_nano_usd,
+                        ticket.bound.nano_usd,
                         ticket.period,
                         row.charged_nano_usd,
                         encode(row),

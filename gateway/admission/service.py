@@ -12,23 +12,28 @@ from typing import Any, cast
 from uuid import UUID
 
 from gateway.admission import keys
-from gateway.admission.errors import Reason, Refused, Stale, rate_headers
+from gateway.admission.errors import Refused, Stale, rate_headers
 from gateway.admission.leases import SCRIPTS as LEASE_SCRIPTS
 from gateway.admission.leases import Leases
 from gateway.admission.periods import EPOCH, Period, from_ms, period_at, to_ms
 from gateway.admission.rebuild import REBUILD, SpentInLedger, rebuild_budget
 from gateway.admission.redis import Argument, PipelinedRedis, RedisUnavailable, load_script
 from gateway.admission.settlements import SETTLE, Settlement, Settlements
-from gateway.admission.ticket import MAX_AMOUNT, Draft, Ticket, encode, encode_around
+from gateway.admission.ticket import MAX_AMOUNT, Bound, Draft, Ticket, encode, encode_around
 from gateway.billing.usage import UsageEvent
 from gateway.clock import Clock
-from gateway.tenants.principal import LONGEST_REQUEST_S, Budget, Principal
+from gateway.tenants.principal import LONGEST_REQUEST_S, Budget, Metric, Principal, RateWindow
 
 log = logging.getLogger(__name__)
 
 ADMIT = load_script("admit")
 ANNOUNCE = load_script("announce")
 
+_METRICS: dict[bytes, tuple[Metric, RateWindow | None]] = {
+    b"requests_per_minute": ("requests", "minute"),
+    b"concurrent_requests": ("concurrent", None),
+    b"budget": ("budget", None),
+}
 _TENANT_LIFE_MS = 7 * 24 * 3600 * 1000
 _ATTEMPTS = 5
 _CLOSE_LIMIT_S = 2.0
@@ -135,29 +140,29 @@ class Admission:
         request_id: UUID,
         principal: Principal,
         *,
-        bound_nano_usd: int,
         draft: Draft,
+        bound: Bound,
         after: Stale | None = None,
     ) -> Ticket:
-        """Take from all limits at once. ``bound_nano_usd``: most that the request can cost; it is reserved.
+        """Take from all limits at once. ``bound``: the most that the request can come to; it is reserved.
         ``after``: why the principal was loaded anew since. Is it older than that all the same, Postgres was restored
         from a backup, and its generation counts from here on.
 
         Raises Refused (nothing was used up), Stale (load the principal anew), RedisUnavailable, and whatever
         ``spent`` raises when a budget's period begins and the ledger cannot be read.
         """
-        if not 0 <= bound_nano_usd <= MAX_AMOUNT:
-            raise ValueError(f"the bound of a request lies between 0 and {MAX_AMOUNT} nano-USD, not {bound_nano_usd}")
+        if not (0 <= bound.nano_usd <= MAX_AMOUNT and 0 <= bound.tokens <= MAX_AMOUNT):
+            raise ValueError(f"the bound of a request lies between 0 and {MAX_AMOUNT}, not at {bound}")
         if self._settlements.full:
             raise RedisUnavailable("too many settlements wait for Redis")
         now = self.now()
         for _ in range(_ATTEMPTS):
             budget = principal.limits.budget
             period = self._period(budget, now) if budget is not None else None
-            reply = await self._ask(request_id, principal, bound_nano_usd, draft, period, after)
+            reply = await self._ask(request_id, principal, bound, draft, period, after)
             answer = reply[0]
             if answer == b"ADMITTED":
-                return self._ticket(request_id, principal, bound_nano_usd, draft, reply)
+                return self._ticket(request_id, principal, bound, draft, reply)
             if answer == b"REFUSED":
                 raise self._refused(principal, reply)
             if answer == b"STALE":
@@ -178,13 +183,13 @@ class Admission:
         self,
         request_id: UUID,
         principal: Principal,
-        bound: int,
+        bound: Bound,
         draft: Draft,
         period: Period | None,
         after: Stale | None,
     ) -> list[Any]:
         spelled, limits, id_text = keys.of_tenant(principal.tenant_id), principal.limits, str(request_id)
-        before, behind = encode_around(_blank(request_id, principal, draft, bound))
+        before, behind = encode_around(_blank(request_id, principal, draft))
         budget: tuple[Argument, ...] = ("", "", "", "")
         if limits.budget is not None and period is not None:
             budget = (limits.budget.amount, period.kind, to_ms(period.start), to_ms(period.end))
@@ -208,7 +213,7 @@ class Admission:
                 principal.generation,
                 "" if limits.requests_per_minute is None else limits.requests_per_minute,
                 "" if limits.max_concurrent is None else limits.max_concurrent,
-                bound,
+                bound.nano_usd,
                 *budget,
                 before,
                 behind,
@@ -224,14 +229,14 @@ class Admission:
                 self._withdraw(request_id, principal)
             raise
 
-    def _ticket(self, request_id: UUID, principal: Principal, bound: int, draft: Draft, reply: list[Any]) -> Ticket:
+    def _ticket(self, request_id: UUID, principal: Principal, bound: Bound, draft: Draft, reply: list[Any]) -> Ticket:
         _, now, _, period, remaining, reset_ms = reply
         ticket = Ticket(
             request_id=request_id,
             principal=principal,
             draft=draft,
             admitted_at=from_ms(now),
-            bound_nano_usd=bound,
+            bound=bound,
             period=period.decode(),
             headers=rate_headers(principal.limits.requests_per_minute, remaining, reset_ms),
             clock=self._clock,
@@ -242,8 +247,11 @@ class Admission:
 
     def _refused(self, principal: Principal, reply: list[Any]) -> Refused:
         _, _, reason, retry_ms, limit, remaining, requests, reset_ms = reply
+        metric, window = _METRICS[reason]
         return Refused(
-            cast(Reason, reason.decode()),
+            metric,
+            subject="tenant",
+            window=window,
             retry_after_s=None if retry_ms < 0 else retry_ms / 1000,
             limit=limit,
             remaining=remaining,
@@ -377,7 +385,7 @@ class Admission:
                 done.set_result(None)
 
 
-def _blank(request_id: UUID, principal: Principal, draft: Draft, bound: int) -> UsageEvent:
+def _blank(request_id: UUID, principal: Principal, draft: Draft) -> UsageEvent:
     return UsageEvent(
         request_id=request_id,
         admitted_at=EPOCH,

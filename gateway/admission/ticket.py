@@ -38,6 +38,15 @@ class Draft:
     tags: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The most that a request can come to. It is reserved at admission."""
+
+    nano_usd: int
+    tokens: int
+    """Of the prompt, and of as much output as may be asked for, over all choices."""
+
+
 def charge(status: Status, usage: TokenUsage, price: Price | None) -> tuple[int, int]:
     """What the tenant is charged and what it cost, in nano-USD, never more than Redis can count.
 
@@ -68,7 +77,7 @@ class Ticket:
         principal: Principal,
         draft: Draft,
         admitted_at: datetime,
-        bound_nano_usd: int,
+        bound: Bound,
         period: str,
         headers: dict[str, str],
         clock: Clock,
@@ -79,7 +88,7 @@ class Ticket:
         self.draft = draft
         self.admitted_at = admitted_at
         """Redis' time of the admission, in UTC. It decides window, budget period, price, row and report."""
-        self.bound_nano_usd = bound_nano_usd
+        self.bound = bound
         self.period = period
         """Name of the budget period that the bound is reserved in; empty without a budget."""
         self.headers = headers
@@ -180,7 +189,7 @@ class Ticket:
             charged_nano_usd=charged,
             cost_nano_usd=cost,
             price_id=self.draft.price.id if self.draft.price else None,
-            over_bound=charged > self.bound_nano_usd,
+            over_bound=charged > self.bound.nano_usd,
             streamed=self.draft.streamed,
             backend=self._backend,
             attempts=attempts,

@@ -16,7 +16,7 @@ import redis
 
 from gateway.admission import keys
 from gateway.admission.service import Admission
-from gateway.admission.ticket import Draft, Ticket
+from gateway.admission.ticket import Bound, Draft, Ticket
 from gateway.billing.usage import Price, UsageEvent
 from gateway.clock import SystemClock
 from gateway.ids import uuid7
@@ -26,6 +26,7 @@ LEASE_S = 9.5
 PRICE = Price(uuid7(), "tiny", Decimal("1"), Decimal("2"), datetime(2026, 1, 1, tzinfo=UTC))
 """1,000 nano-USD a prompt token, 2,000 an output token."""
 DRAFT = Draft("tiny", PRICE)
+NOTHING = Bound(0, 0)
 UNTIL_CLOSED_S = 3600.0
 
 
@@ -113,7 +114,7 @@ async def admission(
 
 
 async def take(admission: Admission, principal: Principal, bound: int = 0, draft: Draft = DRAFT) -> Ticket:
-    return await admission.admit(uuid7(), principal, bound_nano_usd=bound, draft=draft)
+    return await admission.admit(uuid7(), principal, draft=draft, bound=Bound(bound, 0))
 
 
 def advance(seconds: float, *admissions: Admission) -> None:

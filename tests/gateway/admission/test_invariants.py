@@ -80,9 +80,9 @@ class Model:
             if self.spent() + self.reserved() + bound > self.budget:
                 return "budget"
         if self.rpm is not None and self.window() + 1 > self.rpm:
-            return "requests_per_minute"
+            return "requests"
         if self.slots is not None and self.live() + 1 > self.slots:
-            return "concurrent_requests"
+            return "concurrent"
         return None
 
     def settle(self, request: Request, status: Status, tokens: tuple[int, int], *, refund: bool) -> None:

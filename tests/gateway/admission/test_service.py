@@ -18,12 +18,13 @@ from gateway.admission import keys
 from gateway.admission.errors import Refused, Stale
 from gateway.admission.redis import RedisUnavailable
 from gateway.admission.service import Admission
+from gateway.admission.ticket import Bound
 from gateway.billing.usage import TokenUsage
 from gateway.clock import SystemClock
 from gateway.ids import uuid7
 from gateway.local.services import EmbeddedRedis
 from gateway.tenants.principal import Budget, Principal
-from tests.gateway.admission.support import DRAFT, Ledger, admission, advance, eventually, take, tenant
+from tests.gateway.admission.support import DRAFT, NOTHING, Ledger, admission, advance, eventually, take, tenant
 
 ROOT = Path(__file__).parents[3]
 
@@ -60,7 +61,7 @@ async def test_requests_per_minute_with_headers_and_a_true_retry_after(gate: Adm
     assert second.headers["x-ratelimit-remaining-requests"] == "0"
     assert second.headers["x-ratelimit-reset-requests"] != "0s"
     refused = await refusal(gate, principal)
-    assert (refused.reason, refused.limit, refused.remaining) == ("requests_per_minute", 2, 0)
+    assert (refused.reason, refused.limit, refused.remaining) == ("requests", 2, 0)
     assert refused.retry_after_s is not None
     assert 35 < refused.retry_after_s <= 41
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
@@ -78,18 +79,18 @@ async def test_refusals_use_nothing_up(gate: Admission, redis_url: str) -> None:
     held = await take(gate, principal, 60)
     before = await gate.counters(principal.tenant_id)
     for _ in range(5):
-        assert (await refusal(gate, principal, 10)).reason == "concurrent_requests"
+        assert (await refusal(gate, principal, 10)).reason == "concurrent"
         assert (await refusal(gate, principal, 41)).reason == "budget"
     assert await gate.counters(principal.tenant_id) == before
     held.settle("ok", TokenUsage(0, 0))
     await held.settled()
     await take(gate, principal, 100)
-    assert (await refusal(gate, principal)).reason == "requests_per_minute"
+    assert (await refusal(gate, principal)).reason == "requests"
     counted = refusals(redis_url, principal)
     reasons = {(field.split("|")[1], field.split("|")[2]): count for field, count in counted.items()}
-    assert reasons[("key1", "concurrent_requests")] == 5
+    assert reasons[("key1", "concurrent")] == 5
     assert reasons[("key1", "budget")] == 5
-    assert reasons[("key1", "requests_per_minute")] == 1
+    assert reasons[("key1", "requests")] == 1
     assert all(int(field.split("|")[3]) % 900 == 0 for field in counted)
 
 
@@ -97,7 +98,7 @@ async def test_the_longest_wait_of_several_limits_counts(gate: Admission) -> Non
     principal = tenant(rpm=1, slots=1)
     await take(gate, principal)
     refused = await refusal(gate, principal)
-    assert refused.reason == "requests_per_minute"
+    assert refused.reason == "requests"
     assert refused.retry_after_s is not None
     assert refused.retry_after_s > 55
 
@@ -116,7 +117,7 @@ async def test_a_request_that_reached_no_backend_is_given_back(gate: Admission) 
     ticket = await take(gate, principal)
     ticket.settle("failed", attempts=1)
     await ticket.settled()
-    assert (await refusal(gate, principal)).reason == "requests_per_minute"
+    assert (await refusal(gate, principal)).reason == "requests"
 
 
 async def test_a_refund_goes_to_the_second_that_was_charged(gate: Admission) -> None:
@@ -137,9 +138,7 @@ async def test_a_refund_goes_to_the_second_that_was_charged(gate: Admission) -> 
     await refusal(gate, principal)
 
 
-@settings(
-    max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.integers(1, 4), st.lists(st.integers(0, 40_000), min_size=1, max_size=25))
 def test_no_minute_ever_holds_more_than_the_limit(redis_server: str, rpm: int, gaps_ms: list[int]) -> None:
     async def scenario() -> None:
@@ -182,7 +181,7 @@ async def test_slots_come_back_at_settlement(gate: Admission) -> None:
     principal = tenant(slots=2)
     first, second = await take(gate, principal), await take(gate, principal)
     refused = await refusal(gate, principal)
-    assert (refused.reason, refused.limit, refused.remaining, refused.headers) == ("concurrent_requests", 2, 0, {})
+    assert (refused.reason, refused.limit, refused.remaining, refused.headers) == ("concurrent", 2, 0, {})
     first.settle("aborted")
     await first.settled()
     await take(gate, principal)
@@ -373,9 +372,9 @@ async def test_an_announced_generation_makes_older_principals_stale(redis_url: s
                 await take(gate, tenant(tenant_id=tenant_id, generation=2))
         request_id = uuid7()
         with pytest.raises(Stale):
-            await one.admit(request_id, old, bound_nano_usd=0, draft=DRAFT)
+            await one.admit(request_id, old, draft=DRAFT, bound=NOTHING)
         # The pipeline asks once more under the same id.
-        await one.admit(request_id, tenant(tenant_id=tenant_id, generation=3), bound_nano_usd=0, draft=DRAFT)
+        await one.admit(request_id, tenant(tenant_id=tenant_id, generation=3), draft=DRAFT, bound=NOTHING)
 
 
 async def test_postgres_set_back_by_a_restore_is_believed(redis_url: str, ledger: Ledger) -> None:
@@ -388,8 +387,8 @@ async def test_postgres_set_back_by_a_restore_is_believed(redis_url: str, ledger
         assert caught.value.generation == 7
         await one.announce_generation(tenant_id, 8)  # after Postgres was read: newer than that
         with pytest.raises(Stale) as again:
-            await one.admit(uuid7(), restored, bound_nano_usd=0, draft=DRAFT, after=caught.value)
-        await one.admit(uuid7(), restored, bound_nano_usd=0, draft=DRAFT, after=again.value)
+            await one.admit(uuid7(), restored, draft=DRAFT, bound=NOTHING, after=caught.value)
+        await one.admit(uuid7(), restored, draft=DRAFT, bound=NOTHING, after=again.value)
         await take(two, restored)
         await two.announce_generation(tenant_id, 4)
         with pytest.raises(Stale):
@@ -405,13 +404,13 @@ async def test_a_newer_principal_is_news_itself(gate: Admission) -> None:
 
 async def test_a_request_id_is_admitted_once(gate: Admission) -> None:
     principal, request_id = tenant(), uuid7()
-    ticket = await gate.admit(request_id, principal, bound_nano_usd=0, draft=DRAFT)
+    ticket = await gate.admit(request_id, principal, draft=DRAFT, bound=NOTHING)
     with pytest.raises(RuntimeError, match="DUPLICATE"):
-        await gate.admit(request_id, principal, bound_nano_usd=0, draft=DRAFT)
+        await gate.admit(request_id, principal, draft=DRAFT, bound=NOTHING)
     ticket.settle("ok")
     await ticket.settled()
     with pytest.raises(RuntimeError, match="DUPLICATE"):
-        await gate.admit(request_id, principal, bound_nano_usd=0, draft=DRAFT)
+        await gate.admit(request_id, principal, draft=DRAFT, bound=NOTHING)
 
 
 # Cancellation and trouble
@@ -441,7 +440,7 @@ async def test_an_admission_that_arrives_after_its_withdrawal_is_kept_out(gate: 
     gate._withdraw(request_id, principal)
     await gate._settlements.drained()
     with pytest.raises(RuntimeError, match="DUPLICATE"):
-        await gate.admit(request_id, principal, bound_nano_usd=100, draft=DRAFT)
+        await gate.admit(request_id, principal, draft=DRAFT, bound=Bound(100, 0))
     await take(gate, principal, 100)
     assert ledger.events(principal) == []
 
