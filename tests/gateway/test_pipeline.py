@@ -42,7 +42,8 @@ def order(
     cap = body.get("max_completion_tokens") or body.get("max_tokens")
     fields_as_sent = msgspec.json.decode(raw, type=Body)
     ask = Ask(fields_as_sent, "public", len(raw), False, False, choices, cap)
-    return _order(Call(uuid4(), None, None, never), ask, route, PRINCIPAL, price, longest)
+    made, bound = _order(Call(uuid4(), None, None, never), ask, route, PRINCIPAL, price, longest)
+    return made, bound.nano_usd
 
 
 def test_the_body_bears_the_workers_model_and_the_routes_default_cap() -> None:
