@@ -121,7 +121,7 @@ def create_app(
             guards=[door.guard],
             route_handlers=[chat_completions, completions, embeddings, models, one_model],
         ),
-        token_routes(service, door),
+        *token_routes(service, door),
         health,
         *control_routes(service.engine, door, metrics, events),
     ]

@@ -51,6 +51,7 @@ class Tokenizer:
         prefix_ids: what the model wants in front of a text that no template made: its bos token, or nothing.
         fill_in_middle: ids of the tokens before the prefix, before the suffix, and before what is asked for; None if
             the model has none.
+        plain_tokens, pattern: what plain text is encoded with; see ``worker.weights.vocabulary.Vocabulary``.
         longest_token: bytes of the longest token, so that text of n bytes makes at least n / longest_token tokens.
     """
 
@@ -82,6 +83,7 @@ class Tokenizer:
         self._tokens, self._merges = tokens, merges
 
         self._vocabulary = vocabulary
+        self.plain_tokens, self.pattern = vocabulary.plain_tokens, vocabulary.pattern
         self._bytes = vocabulary.token_bytes
         self.longest_token = max(map(len, self._bytes))
         self._special_ids = frozenset(self.special_tokens.values())

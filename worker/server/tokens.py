@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-from litestar import Request, Router, get, post
+import structlog
+from litestar import Request, Response, Router, get, post
+from litestar.types import ControllerRouterHandler
 
+from worker.protocol import token_counting
 from worker.protocol.errors import bad_request
 from worker.protocol.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
 from worker.server.body import convert, decode, invalid, read, shown
@@ -14,11 +18,17 @@ from worker.server.door import Door
 from worker.server.inputs import encode_inputs
 from worker.server.prompting import Prompting, read_prompting
 from worker.server.service import ModelService
+from worker.server.token_counting import describe_counting
 from worker.server.tools import read_tools
 
+log = structlog.get_logger("penstock.worker")
 
-def token_routes(service: ModelService, door: Door) -> Router:
-    """Route handlers for the worker's application, at its root."""
+
+def token_routes(service: ModelService, door: Door) -> list[ControllerRouterHandler]:
+    """Route handlers for the worker's application, at its root.
+
+    They are guarded as ``/v1`` is. What gateways count by needs the fleet token wherever there is one: it is large.
+    """
 
     @post("/tokenize", status_code=200)
     async def tokenize(request: Request[Any, Any, Any]) -> Tokenized:
@@ -71,4 +81,18 @@ def token_routes(service: ModelService, door: Door) -> Router:
             model_max_length=service.context,
         )
 
-    return Router("/", guards=[door.guard], route_handlers=[tokenize, detokenize, tokenizer_info])
+    @functools.cache
+    def counting() -> bytes:
+        told, why_not = describe_counting(service.template)
+        if why_not is not None:
+            log.info("gateways bound the prompts of this model rather than count them", because=why_not)
+        return token_counting.encode_counting(told)
+
+    @get(token_counting.PATH, sync_to_thread=True, guards=[door.guard_fleet])
+    def tell_counting() -> Response[bytes]:
+        return Response(counting(), media_type=token_counting.MEDIA_TYPE)
+
+    return [
+        Router("/", guards=[door.guard], route_handlers=[tokenize, detokenize, tokenizer_info]),
+        tell_counting,
+    ]

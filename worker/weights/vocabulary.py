@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import tiktoken
 
+from worker.protocol.token_counting import ranks_of
+
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
 """GGUF's token types: those that steer the model and show no text; and whole words added to the vocabulary."""
@@ -57,6 +59,8 @@ class Vocabulary:
         tokens: how the file spells each token, by id.
         token_bytes: the bytes that each token stands for, by id; none for control tokens.
         special_tokens: text -> id of the tokens that only a template may place.
+        plain_tokens: the bytes of each token that plain text can make, by id; none for special tokens.
+        pattern: what cuts text into pieces before the merges, as ``tiktoken`` reads it.
     """
 
     def __init__(self, tokens: Sequence[str], token_types: Sequence[int], pre: str) -> None:
@@ -74,7 +78,7 @@ class Vocabulary:
             text: at for at, text in enumerate(tokens) if token_types[at] in (_CONTROL, _USER_DEFINED)
         }
         self.token_bytes: list[bytes] = []
-        ranks: dict[bytes, int] = {}
+        self.plain_tokens: list[bytes] = []
         alphabet = _byte_alphabet()
         special_ids = set(self.special_tokens.values())
         for at, text in enumerate(tokens):
@@ -86,18 +90,17 @@ class Vocabulary:
                 if not spelled:
                     raise UnsupportedTokenizer(f"special token {at} ({text!r}) is no text that a template can place")
                 self.token_bytes.append(spelled if token_types[at] == _USER_DEFINED else b"")
+                self.plain_tokens.append(b"")
                 continue
             try:
                 spelled = bytes([alphabet[character] for character in text])
             except KeyError:
                 raise UnsupportedTokenizer(f"token {at} ({text!r}) is not spelled in the byte-level alphabet") from None
             self.token_bytes.append(spelled)
-            ranks[spelled] = at
-        # tiktoken wants all 256 bytes. Those the vocabulary lacks get ids past its end, by which they are noticed.
-        missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
-        ranks |= {bytes([byte]): len(tokens) + at for at, byte in enumerate(missing)}
+            self.plain_tokens.append(spelled)
+        self.pattern = _SPLIT_PATTERNS[pre]
         self._encoding = tiktoken.Encoding(
-            "gguf", pat_str=_SPLIT_PATTERNS[pre], mergeable_ranks=ranks, special_tokens={}
+            "gguf", pat_str=self.pattern, mergeable_ranks=dict(ranks_of(self.plain_tokens)), special_tokens={}
         )
 
     @classmethod
