@@ -152,7 +152,14 @@ class Registry:
         endpoints: dict[str, list[Endpoint]] = {}
         for record in sorted(records.values(), key=lambda record: record.worker_id):
             if not record.draining:
-                endpoint = Endpoint(record.worker_id, record.pool, record.base_url, record.model, record.context_length)
+                endpoint = Endpoint(
+                    record.worker_id,
+                    record.pool,
+                    record.base_url,
+                    record.model,
+                    record.context_length,
+                    record.model_fingerprint,
+                )
                 endpoints.setdefault(record.pool, []).append(endpoint)
         self._records = records
         self._endpoints = endpoints

@@ -36,3 +36,5 @@ class Endpoint:
     model: str
     context_length: int
     """Most tokens that it takes, prompt and output together."""
+    fingerprint: str = ""
+    """Of the model that it serves; empty: it does not tell."""
