@@ -49,7 +49,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     database_url: str
     """Postgres, as ``postgresql://user:password@host:port/name``."""
     redis_url: str
-    """Redis for money and coordination, as ``redis://:password@host:port/0``; it must persist and never evict."""
+    """Redis for money and coordination, as ``redis://:password@host:port/0``, or a cluster, as
+    ``redis+cluster://:password@host:port,host:port``; it must persist and never evict."""
     host: str = "127.0.0.1"
     """Address to listen on; loopback unless told otherwise."""
     port: int = 8080
@@ -59,7 +60,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """From which hashes of end users and keys of sealed values are made. At least 32 characters, alike on all replicas;
     a gateway does not start without it. Changed, end users get new hashes and sealed values are lost."""
     spool_dir: str = ".penstock/spool"
-    """Folder for settlements that Redis cannot take; on a disk that survives a restart."""
+    """Folder for settlements that Redis cannot take; on a disk that survives a restart. Gateways of one host may share
+    it."""
     ledger_retention_months: int | None = None
     """Whole months of ledger rows kept beside the running one; the sums stay. None: all."""
     max_body_bytes: int = 32 * 1024 * 1024
@@ -68,8 +70,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Limit for a request's body to arrive whole."""
     ready_needs_backend: bool = False
     """Whether ``/readyz`` waits until some worker has registered. Off behind a load balancer."""
-    redis_timeout_s: float = 1.0
-    """How long an answer of Redis may take before the request is refused."""
+    redis_timeout_s: float = 0.8
+    """How long an answer of Redis may take, with connecting, before the request is refused. Below 1 s, so that every
+    request has its answer within a second while Redis hangs."""
     lease_s: float = 10.0
     """A request whose gateway is silent for so long is settled as abandoned."""
     lease_renewal_s: float = 2.0
@@ -93,11 +96,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         # Imported here: they take long to load, and `penstock --help` needs none of it.
-        from gateway.admission.redis import Address
         from gateway.db.engine import psycopg_url
+        from gateway.redis_url import parse_redis_url
 
         psycopg_url(self.database_url)
-        Address.parse(self.redis_url)
+        parse_redis_url(self.redis_url)
         if self.fleet_token is not None and not _TOKEN.fullmatch(self.fleet_token):
             raise ValueError(
                 "fleet_token must have at least 16 characters, all visible ASCII; make one with `openssl rand -hex 32`"

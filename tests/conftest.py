@@ -1,7 +1,8 @@
 """Real services for the tests: one Postgres and one Redis a session, a fresh database and an empty Redis a test.
 
 ``TEST_DATABASE_URL`` and ``TEST_REDIS_URL`` name servers of your own instead. Their user must be allowed to create
-databases, and the Redis database they name is emptied before each test.
+databases, and the Redis database they name is emptied before each test. ``TEST_REDIS_URL=cluster`` runs the tests on a
+Redis Cluster of three nodes that is started for them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
-import redis
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from sqlalchemy.engine import URL, make_url
 
 from gateway.local.services import EmbeddedPostgres, EmbeddedRedis
+from gateway.redis_url import client
+from tests.redis_cluster import RedisCluster
 
 # A busy machine is no fault of a test: neither how long one case takes nor how long its making does says anything.
 hypothesis_settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,14 +43,23 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def redis_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a Redis server; tests want ``redis_url``."""
     if given := os.environ.get("TEST_REDIS_URL"):
-        yield given
+        yield request.getfixturevalue("redis_cluster").url if given == "cluster" else given
         return
     service = EmbeddedRedis(tmp_path_factory.mktemp("redis"), durable=False)
     yield service.start()
     service.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    """A cluster of three masters that all tests share: leave its nodes and slots as they are."""
+    cluster = RedisCluster(tmp_path_factory.mktemp("redis_cluster"))
+    cluster.start()
+    yield cluster
+    cluster.stop()
 
 
 def _create_database(server: str, name: str, *, template: str | None = None) -> str:
@@ -92,9 +103,17 @@ def empty_database_url(postgres_server: str) -> Iterator[str]:
 @pytest.fixture
 def redis_url(redis_server: str) -> str:
     """An empty Redis database."""
-    with redis.Redis.from_url(redis_server) as client:
-        client.flushdb()
+    with client(redis_server) as connected:
+        connected.flushdb()
     return redis_server
+
+
+@pytest.fixture
+def redis_cluster_url(redis_cluster: RedisCluster) -> str:
+    """URL of an empty Redis Cluster."""
+    with client(redis_cluster.url) as connected:
+        connected.flushdb()
+    return redis_cluster.url
 
 
 @pytest.fixture

@@ -32,15 +32,15 @@ def up(host: str, port: int, data_dir: Path, database_url: str | None, redis_url
     Runs in the foreground until Ctrl-C or SIGTERM, restarts what dies, and stops everything it started. The first time
     it makes a tenant with a key; data stays between runs.
     """
-    from gateway.admission.redis import Address
     from gateway.db.engine import psycopg_url
     from gateway.local.up import LocalPenstock, UpOptions
+    from gateway.redis_url import parse_redis_url
 
     try:
         if database_url:
             psycopg_url(database_url)
         if redis_url:
-            Address.parse(redis_url)
+            parse_redis_url(redis_url)
     except ValueError as fault:
         raise click.ClickException(str(fault)) from None
     sys.exit(LocalPenstock(UpOptions(data_dir, host, port, database_url, redis_url), click.echo).run())

@@ -290,8 +290,8 @@ class EmbeddedRedis(EmbeddedService):
         (self.data_dir / "data").mkdir(exist_ok=True)
         self._await_predecessor(self.data_dir / "redis.pid")
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        settings = {
+    def _settings(self) -> dict[str, str]:
+        return {
             "bind": "127.0.0.1",
             "port": str(self.port),
             "dir": f'"{self.data_dir / "data"}"',
@@ -304,9 +304,11 @@ class EmbeddedRedis(EmbeddedService):
             "loadmodule": f'"{_redis_search_module()}"',
             "crash-memcheck-enabled": "no",
         }
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
         # In a file, since a command line is there for every user of the machine to read.
         configuration = self.data_dir / "redis.conf"
-        write_secret(configuration, "".join(f"{key} {value}\n" for key, value in settings.items()))
+        write_secret(configuration, "".join(f"{key} {value}\n" for key, value in self._settings().items()))
         command = [redis_program(), str(configuration)]
         return spawn(command, log=self.log, death_signal=signal.SIGTERM)
 

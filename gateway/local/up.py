@@ -21,7 +21,6 @@ from pathlib import Path
 
 import redis
 
-from gateway.admission.redis import Address
 from gateway.local.files import AlreadyRunning, Credentials, DataDir
 from gateway.local.seed import MODEL, POOL, TENANT, seed
 from gateway.local.services import (
@@ -34,6 +33,7 @@ from gateway.local.services import (
     spawn,
 )
 from gateway.local.supervisor import Child, ChildFailed, StopRequested, Supervisor
+from gateway.redis_url import client as redis_client
 from gateway.settings import LOCAL_CONFIG
 
 _READY_LIMIT_S = 180.0
@@ -258,8 +258,7 @@ def _relative(path: Path) -> Path:
 def _check_redis(url: str) -> None:
     """Raises UpError, which does not tell the password. Before anything else begins: all of it would be in vain."""
     try:
-        Address.parse(url)
-        with contextlib.closing(redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5)) as client:
+        with contextlib.closing(redis_client(url)) as client:
             client.ping()
     except (redis.RedisError, OSError, ValueError) as fault:
         raise UpError(f"the Redis cannot be used: {fault}") from fault

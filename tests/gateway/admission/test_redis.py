@@ -11,7 +11,7 @@ import pytest
 import redis as redis_py
 import uvloop
 
-from gateway.admission.redis import Address, PipelinedRedis, RedisError, RedisUnavailable, Script, load_script
+from gateway.admission.redis import PipelinedRedis, RedisError, RedisUnavailable, Script, load_script
 from gateway.local.services import EmbeddedRedis, free_port
 
 ECHO = Script("echo", b"return {KEYS[1], ARGV[1]}", b"0" * 40)
@@ -31,40 +31,6 @@ def own_redis(services_dir: Path) -> Iterator[EmbeddedRedis]:
 def hang(service: EmbeddedRedis, hung: bool = True) -> None:
     assert service.process is not None
     os.kill(service.process.pid, signal.SIGSTOP if hung else signal.SIGCONT)
-
-
-@pytest.mark.parametrize(
-    ("url", "address"),
-    [
-        ("redis://localhost", Address("localhost", 6379)),
-        ("redis://:p%40ss@db.example:6380/3", Address("db.example", 6380, password="p@ss", database=3)),
-        ("rediss://me:secret@[::1]:1/0", Address("::1", 1, tls=True, username="me", password="secret")),
-        ("redis://h?db=2", Address("h", database=2)),
-        ("unix:///run/redis.sock?db=1", Address(path="/run/redis.sock", database=1)),
-        ("unix://:pw@/run/redis.sock", Address(path="/run/redis.sock", password="pw")),
-    ],
-)
-def test_urls(url: str, address: Address) -> None:
-    assert Address.parse(url) == address
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://:hunter2@h",
-        "redis://:hunter2@h/one",
-        "redis://:hunter2/x@h:1/0",
-        "redis://:hunter2#x@h",
-        "redis://:1#hunter2@h",
-        "redis://:1?hunter2@h",
-        "redis://:hunter2[@h",
-        "redis://:p@h:hunter2/0",
-    ],
-)
-def test_a_wrong_url_does_not_tell_its_password(url: str) -> None:
-    with pytest.raises(ValueError, match="Redis URL") as caught:
-        Address.parse(url)
-    assert "hunter2" not in str(caught.value)
 
 
 async def test_replies_come_to_those_who_asked(redis_url: str) -> None:
