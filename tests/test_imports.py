@@ -31,7 +31,7 @@ GATEWAY_ROOMS = {
     "cli": {"app", "local", "tenants", "billing", "db", "admission", "routing"},
     "app": {"http", "pipeline", "tenants", "admission", "billing", "routing", "backends", "db"},
 }
-PLAIN_MODULES = {"settings", "clock", "ids", "telemetry"}
+PLAIN_MODULES = {"settings", "clock", "ids", "telemetry", "redis_url"}
 
 
 def imports_of(path: Path) -> Iterator[str]:
