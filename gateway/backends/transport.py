@@ -91,10 +91,19 @@ class Transport:
 
     async def post(self, url: str, *, headers: Mapping[str, str], body: bytes) -> Reply:
         """Send ``body``; return when the head of the answer is here. Raises BackendFault."""
+        return await self._request("POST", url, headers=headers, body=body)
+
+    async def get(self, url: str, *, headers: Mapping[str, str]) -> Reply:
+        """Return when the head of the answer is here. Raises BackendFault."""
+        return await self._request("GET", url, headers=headers, body=None)
+
+    async def _request(self, method: str, url: str, *, headers: Mapping[str, str], body: bytes | None) -> Reply:
         if self._session is None:
             raise RuntimeError("the transport is not open")
         try:
-            return Reply(await self._session.post(self._url(url), headers=headers, data=body, allow_redirects=False))
+            return Reply(
+                await self._session.request(method, self._url(url), headers=headers, data=body, allow_redirects=False)
+            )
         # ValueError: a URL that cannot be one.
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, ValueError) as fault:
             raise faults.unreachable() from fault

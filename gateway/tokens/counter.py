@@ -1,0 +1,139 @@
+"""How many tokens a prompt has at most: exactly those that it has, where its tokenizer is known, else by its bytes.
+
+Never fewer than it turns out to have. So much is reserved before a request runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+import structlog
+
+from gateway.routing.route import Endpoint, Route
+from gateway.tokens import chat
+from gateway.tokens.cache import CountCache
+from gateway.tokens.media import image_tokens
+from gateway.tokens.methods import Allowance, Body, Method
+from gateway.tokens.tokenizers import Tokenizers
+
+LONG: Final = 16 * 1024
+"""Bytes of messages from which they are counted in a thread: about 1 ms of work."""
+THREADS: Final = 2
+_FEWEST_BYTES_PER_TOKEN: Final = 16
+"""Of more bytes for each token of the context than that, hardly any text fits: counting it would be idle."""
+_NOTHING: Final = frozenset((b"null", b"[]"))
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBound:
+    """``tokens``: most that the prompt has."""
+
+    tokens: int
+    images: int = 0
+    counted_by: str | None = None
+    """Name of the method by which it was counted; None: it is bounded by its bytes, or by the context."""
+
+
+class PromptCounter:
+    """One for the whole gateway; an async context manager."""
+
+    def __init__(
+        self, endpoints: Callable[[str], Sequence[Endpoint]], fetch: Callable[[Endpoint], Awaitable[bytes]]
+    ) -> None:
+        """``endpoints`` lists those of a pool that are alive; ``fetch`` gets what one of them tells of its tokenizer,
+        as ``worker.protocol.token_counting`` has it.
+        """
+        self._tokenizers = Tokenizers(endpoints, fetch)
+        self._cache = CountCache()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="count-prompts")
+
+    async def __aenter__(self) -> PromptCounter:
+        await self._tokenizers.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._tokenizers.__aexit__(kind, fault, trace)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def bound(
+        self, body: Body, size: int, route: Route, context_length: int, *, tenant: bytes, exactly: bool
+    ) -> PromptBound:
+        """For a body of ``size`` bytes, of which at most ``context_length`` tokens are taken.
+
+        ``exactly``: whether to count, where that can be done; else bytes will do. ``tenant`` has at most 64 bytes.
+        Raises ApiError (400) for a message that is no object.
+        """
+        methods = self._tokenizers.ready(route) if exactly else None
+        raw = bytes(body["messages"])
+        if methods and len(raw) <= _FEWEST_BYTES_PER_TOKEN * context_length and chat.few_objects(raw):
+            if len(raw) < LONG:
+                found = self._counted(raw, body, route, tenant, methods)
+            else:
+                found = await asyncio.get_running_loop().run_in_executor(
+                    self._threads, self._counted, raw, body, route, tenant, methods
+                )
+            if found is not None:
+                return found if found.tokens < context_length else PromptBound(context_length, found.images)
+        return _by_bytes(raw, body, size, route, context_length, [each.allowance for each in methods or ()])
+
+    def told(self, bound: PromptBound, route: Route, tokens: int) -> None:
+        """A backend counted ``tokens`` in a prompt. One that has more than were counted here unmasks its method, which
+        is not used again."""
+        if bound.counted_by is not None and tokens > bound.tokens:
+            _log.error(
+                "prompt_counted_short", route=route.name, method=bound.counted_by, counted=bound.tokens, told=tokens
+            )
+            self._tokenizers.distrust(bound.counted_by)
+
+    def _counted(
+        self, raw: bytes, body: Body, route: Route, tenant: bytes, methods: Sequence[Method]
+    ) -> PromptBound | None:
+        """By the method that counts most: any of the pool's workers may get the request."""
+        messages = chat.read_messages(raw)
+        most, name = 0, ""
+        for method in methods:
+            found = method.count(
+                messages, body, route.backend_model, lambda encoding, text: self._cache.count(encoding, text, tenant)
+            )
+            if found is None:
+                return None
+            if found >= most:
+                most, name = found, method.name
+        return PromptBound(most, chat.count_images(raw), name)
+
+
+def _by_bytes(
+    raw: bytes, body: Body, size: int, route: Route, context_length: int, allowances: Sequence[Allowance]
+) -> PromptBound:
+    """No tokenizer that works on bytes makes more tokens of a text than it has bytes.
+
+    Messages are looked at one by one only if their number matters. Raises ApiError (400).
+    """
+    images = chat.count_images(raw)
+    if size >= context_length:
+        return PromptBound(context_length, images)
+    count = chat.count_messages(raw)
+    most = 0
+    for allowance in allowances or (Allowance(),):
+        tokens = size + allowance.request_tokens + allowance.message_tokens * count
+        nested = _nested_bytes(raw, body) if allowance.nested_tokens_per_byte != 1 else 0
+        if nested and not allowance.nested_tokens_per_byte:
+            return PromptBound(context_length, images)
+        most = max(most, tokens + nested * (allowance.nested_tokens_per_byte - 1))
+    most += images * image_tokens(route.backend_model)
+    return PromptBound(min(most, context_length), images)
+
+
+def _nested_bytes(raw: bytes, body: Body) -> int:
+    tools = bytes(body.get("tools", b""))
+    nested = len(tools) if tools not in _NOTHING else 0
+    return nested + (len(raw) if b"tool_calls" in raw or b"\\u" in raw else 0)
