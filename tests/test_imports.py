@@ -24,6 +24,7 @@ GATEWAY_ROOMS = {
     "billing": {"db", "tenants", "admission"},
     "admission": {"tenants", "billing"},
     "routing": set(),
+    "tokens": {"routing"},
     "backends": {"routing", "billing"},
     "pipeline": {"tenants", "admission", "billing", "routing", "backends", "db"},
     "http": {"pipeline", "tenants", "billing", "routing", "admission", "db"},
