@@ -12,7 +12,7 @@ import msgspec
 from gateway.tenants.principal import NO_PROJECT
 
 if TYPE_CHECKING:
-    from gateway.billing.prices import Price as Price
+    from gateway.billing.tariff import Price as Price
 
 NANO_PER_USD = 10**9
 Status = Literal["ok", "aborted", "failed", "abandoned", "cache_hit", "replayed"]
@@ -93,7 +93,7 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
 def __getattr__(name: str) -> Any:
     # Price lives in prices.py, which imports this module; its old name goes when nobody asks for it here any more.
     if name == "Price":
-        from gateway.billing.prices import Price
+        from gateway.billing.tariff import Price
 
         return Price
     raise AttributeError(name)
