@@ -53,7 +53,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     budgets_engine = create_engine(settings.database_url, pool_size=4)
     reports_engine = create_engine(settings.database_url, pool_size=2)
     admission = create_admission(settings, budgets_engine, clock)
-    tenants = Tenants(engine, clock, cache_s=settings.principal_cache_s, announce=admission.announce_generation)
+    tenants = Tenants(engine, clock, cache_s=settings.principal_cache_s)
     catalog = Catalog(engine, clock, cache_s=CATALOG_CACHE_S)
     registry = Registry(settings.redis_url, ttl_s=settings.worker_ttl_s, timeout_s=settings.redis_timeout_s)
     transport = Transport(connect_timeout_s=settings.connect_timeout_s)

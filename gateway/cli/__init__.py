@@ -18,12 +18,15 @@ _COMMANDS = {
     "serve": "gateway.cli.serve:serve",
     "migrate": "gateway.cli.migrate:migrate",
     "tenant": "gateway.cli.tenants:tenant",
+    "project": "gateway.cli.projects:project",
     "key": "gateway.cli.keys:key",
+    "limit": "gateway.cli.limits:limit",
     "admin-key": "gateway.cli.keys:admin_key",
     "pool": "gateway.cli.routes:pool",
     "route": "gateway.cli.routes:route",
     "price": "gateway.cli.prices:price",
     "usage": "gateway.cli.usage:usage",
+    "audit": "gateway.cli.audit:audit",
 }
 
 

@@ -16,8 +16,11 @@ from gateway.admission.wiring import create_admission
 from gateway.billing.reports import InvalidRange
 from gateway.clock import Clock, SystemClock
 from gateway.db.engine import DatabaseUnavailable, create_engine
+from gateway.secret_key import SecretKey
 from gateway.settings import Settings, load_settings
+from gateway.tenants.audit import Actor
 from gateway.tenants.catalog import Catalog
+from gateway.tenants.directory import Directory
 from gateway.tenants.records import ConfigurationError
 from gateway.tenants.service import Tenants
 
@@ -30,7 +33,9 @@ class Session:
     engine: AsyncEngine
     clock: Clock
     tenants: Tenants
+    directory: Directory
     catalog: Catalog
+    actor: Actor
 
 
 @asynccontextmanager
@@ -40,8 +45,9 @@ async def open_session(settings: Settings) -> AsyncIterator[Session]:
     clock = SystemClock()
     admission = create_admission(settings, engine, clock)
     try:
-        tenants = Tenants(engine, clock, announce=admission.announce_generation)
-        yield Session(engine, clock, tenants, Catalog(engine, clock))
+        secret_key = SecretKey(settings.secret_key) if settings.secret_key else None
+        directory = Directory(engine, clock, secret_key=secret_key, announce=admission.announce_generation)
+        yield Session(engine, clock, Tenants(engine, clock), directory, Catalog(engine, clock), Actor.at_console())
     finally:
         await admission.close()
         await engine.dispose()

@@ -1,120 +1,223 @@
-"""``penstock tenant``: create tenants, set their limits, list them."""
+"""``penstock tenant``: create tenants, set what they may, list and archive them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, TypeVar
+from uuid import UUID
 
 import click
+import msgspec
 
 from gateway.billing.usage import usd_text
-from gateway.cli.session import run
-from gateway.cli.values import UNLIMITED, LimitType, Unlimited, UsdType, echo_table, show_time
-from gateway.tenants.principal import Budget, BudgetPeriod, Limits
-from gateway.tenants.records import PERIODS, TenantRecord
+from gateway.cli.session import Session, run
+from gateway.cli.values import UNLIMITED, LimitType, PercentType, Unlimited, UsdType, all_pages, echo_table, show_time
+from gateway.tenants.principal import BudgetPeriod, Metric, RateWindow
+from gateway.tenants.records import LimitRecord, TenantRecord
+from gateway.tenants.specs import PERIODS, LimitSpec, TenantChange, TenantSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
+_COUNTS: dict[str, tuple[Metric, RateWindow | None]] = {
+    "requests_per_minute": ("requests", "minute"),
+    "tokens_per_minute": ("tokens", "minute"),
+    "max_concurrent": ("concurrent", None),
+}
 
 
-def _limit_options(command: F) -> F:
+def _options(command: F) -> F:
     options = (
         click.option("--requests-per-minute", type=LimitType(), help="0 refuses every request."),
+        click.option("--tokens-per-minute", type=LimitType(), help="Of prompt and output together."),
         click.option("--max-concurrent", type=LimitType(), help="Requests that may run at once."),
         click.option("--budget", type=UsdType(), help="Most that may be charged in one period."),
         click.option("--period", type=click.Choice(PERIODS), help="Period of the budget. [default: month]"),
         click.option("--timezone", metavar="ZONE", help="IANA zone whose midnights begin periods. [default: UTC]"),
+        click.option("--markup", type=PercentType(), help="Added to list prices. [default: 0]"),
+        click.option(
+            "--redis-loss",
+            type=click.Choice(("fail_closed", "fail_open")),
+            help="While Redis is away: refuse requests, or serve them and account for them after. "
+            "[default: fail_closed]",
+        ),
+        click.option("--weight", type=float, help="Share among tenants of a busy worker. [default: 1]"),
+        click.option(
+            "--webhook-url",
+            metavar="URL|none",
+            help="Told when a budget's threshold is crossed; its secret is shown once.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
     return command
 
 
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What the options ask for; None: not given."""
+
+    counts: dict[str, int | Unlimited]
+    budget: int | Unlimited | None
+    period: BudgetPeriod | None
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> _Given:
+        given = {name: value for name, value in options.items() if value is not None}
+        settings: dict[str, Any] = {name: given[name] for name in ("timezone", "redis_loss", "weight") if name in given}
+        if "markup" in given:
+            settings["markup_bp"] = given["markup"]
+        if "webhook_url" in given:
+            settings["webhook_url"] = None if given["webhook_url"] == "none" else given["webhook_url"]
+        counts = {name: given[name] for name in _COUNTS if name in given}
+        return cls(counts, given.get("budget"), given.get("period"), settings)
+
+    @property
+    def nothing(self) -> bool:
+        return not self.counts and self.budget is None and self.period is None and not self.settings
+
+
 @click.group()
 def tenant() -> None:
-    """Create tenants, set their limits, list them."""
+    """Create tenants, set what they may, list and archive them."""
 
 
 @tenant.command()
 @click.argument("name")
-@_limit_options
+@_options
 def create(name: str, **options: Any) -> None:
     """Create a tenant. Limits that are not given do not exist."""
-    limits = _changed(Limits(), **options)
-    record = run(lambda session: session.tenants.create_tenant(name, limits))
+    given = _Given.of(options)
+    limits, _ = _limits((), given)
+    settings = TenantSettings(**given.settings)
+    record = run(lambda session: session.directory.create_tenant(session.actor, name, settings=settings, limits=limits))
     click.echo(f"Tenant {record.name} created. Give it a key: penstock key create --tenant {record.name}")
+    _show_webhook_secret(record)
 
 
 @tenant.command(name="set")
 @click.argument("name")
-@_limit_options
+@_options
 def set_(name: str, **options: Any) -> None:
-    """Change a tenant's limits; what is not given stays. `unlimited` lifts a limit."""
-    if not any(value is not None for value in options.values()):
-        raise click.UsageError("give at least one limit to change")
-    record = run(lambda session: session.tenants.set_limits(name, lambda limits: _changed(limits, **options)))
-    _show([record])
+    """Change a tenant; what is not given stays. `unlimited` lifts a limit.
+
+    --budget and --period change the one budget that a tenant has; for several, and for limits of other kinds, use
+    `penstock limit`.
+    """
+    given = _Given.of(options)
+    if given.nothing:
+        raise click.UsageError("give at least one thing to change")
+
+    async def work(session: Session) -> tuple[TenantRecord, list[LimitRecord]]:
+        limits, lifted = _limits(await session.directory.list_limits(name), given)
+        record = await session.directory.update_tenant(
+            session.actor, name, TenantChange(**given.settings), limits=limits, lifted=lifted
+        )
+        return record, await session.directory.list_limits(name)
+
+    record, limits = run(work)
+    _show([(record, limits)])
+    _show_webhook_secret(record)
+
+
+@tenant.command(name="rename")
+@click.argument("name")
+@click.argument("new_name")
+def rename(name: str, new_name: str) -> None:
+    """Give a tenant another name. Its keys, limits and usage stay."""
+    record = run(lambda session: session.directory.update_tenant(session.actor, name, TenantChange(name=new_name)))
+    click.echo(f"Tenant {name} is {record.name} from now on.")
+
+
+@tenant.command(name="archive")
+@click.argument("name")
+@click.confirmation_option(prompt="Its keys stop working at once and for good. Archive it?")
+def archive(name: str) -> None:
+    """End a tenant: its keys stop working. Its usage stays on record."""
+    record = run(lambda session: session.directory.archive_tenant(session.actor, name))
+    click.echo(f"Tenant {record.name} is archived since {show_time(record.archived_at)}.")
 
 
 @tenant.command(name="list")
-def list_() -> None:
+@click.option("--archived", is_flag=True, help="Those too that are archived.")
+def list_(archived: bool) -> None:
     """List the tenants and their limits."""
-    records = run(lambda session: session.tenants.list_tenants())
-    if records:
-        _show(records)
+
+    async def work(session: Session) -> list[tuple[TenantRecord, list[LimitRecord]]]:
+        directory = session.directory
+        records = await all_pages(
+            lambda after: directory.list_tenants(after=after, limit=1000, archived=archived), lambda last: last.name
+        )
+        return [(record, await directory.list_limits(record.id)) for record in records]
+
+    if shown := run(work):
+        _show(shown)
     else:
         click.echo("There are no tenants yet. Create one: penstock tenant create NAME")
 
 
-def _changed(
-    limits: Limits,
-    *,
-    requests_per_minute: int | Unlimited | None,
-    max_concurrent: int | Unlimited | None,
-    budget: int | Unlimited | None,
-    period: BudgetPeriod | None,
-    timezone: str | None,
-) -> Limits:
-    return Limits(
-        requests_per_minute=_kept(limits.requests_per_minute, requests_per_minute),
-        max_concurrent=_kept(limits.max_concurrent, max_concurrent),
-        budget=_budget(limits.budget, budget, period, timezone),
-    )
+def _limits(before: Sequence[LimitRecord], given: _Given) -> tuple[list[LimitSpec], list[UUID]]:
+    """What to set and the ids of what to lift, so that of the tenant's own limits those given are in force."""
+    mine = [limit for limit in before if limit.subject == "tenant"]
+    specs: list[LimitSpec] = []
+    lifted: list[UUID] = []
+    for name, amount in given.counts.items():
+        metric, window = _COUNTS[name]
+        old = [limit for limit in mine if (limit.metric, limit.window) == (metric, window)]
+        if amount == UNLIMITED:
+            lifted += [limit.id for limit in old]
+        else:
+            specs.append(_spec(old[0] if old else None, metric=metric, window=window, amount=amount))
+    if given.budget is not None or given.period is not None:
+        _budget([limit for limit in mine if limit.metric == "budget"], given, specs, lifted)
+    return specs, lifted
 
 
-def _kept(before: int | None, given: int | Unlimited | None) -> int | None:
-    if given is None:
-        return before
-    return None if given == UNLIMITED else given
+def _budget(old: list[LimitRecord], given: _Given, specs: list[LimitSpec], lifted: list[UUID]) -> None:
+    if given.budget is None and not old:
+        raise click.UsageError("--period belongs to a budget; give --budget too")
+    if len(old) > 1:
+        raise click.UsageError("the tenant has several budgets; change them by `penstock limit`")
+    before = old[0] if old else None
+    period = given.period or (before.window if before else "month")
+    if before is not None and (given.budget == UNLIMITED or before.window != period):
+        lifted.append(before.id)
+    if given.budget != UNLIMITED:
+        amount = given.budget if given.budget is not None else before.amount  # type: ignore[union-attr]
+        specs.append(_spec(before, metric="budget", window=period, amount=amount))
 
 
-def _budget(
-    before: Budget | None, amount: int | Unlimited | None, period: BudgetPeriod | None, timezone: str | None
-) -> Budget | None:
-    kept = _kept(before.amount if before else None, amount)
-    if kept is None:
-        if period or timezone:
-            raise click.UsageError("--period and --timezone belong to a budget; give --budget too")
-        return None
-    return Budget(
-        kept,
-        period or (before.period if before else "month"),
-        timezone or (before.timezone if before else "UTC"),
-    )
+def _spec(before: LimitRecord | None, **values: Any) -> LimitSpec:
+    """A limit in place of ``before``, as hard and with the same thresholds."""
+    spec = LimitSpec(**values)
+    return msgspec.structs.replace(spec, hard=before.hard, thresholds=before.thresholds) if before else spec
 
 
-def _show(records: list[TenantRecord]) -> None:
+def _show_webhook_secret(record: TenantRecord) -> None:
+    if record.webhook_secret is not None:
+        click.echo(f"Secret of the webhook, shown this once: {record.webhook_secret}", err=True)
+
+
+def _show(shown: list[tuple[TenantRecord, list[LimitRecord]]]) -> None:
     rows = []
-    for record in records:
-        limits = record.limits
-        budget = limits.budget
+    for record, limits in shown:
+        mine = {(limit.metric, limit.window): limit.amount for limit in limits if limit.subject == "tenant"}
+        counts = [mine.pop(kind, None) for kind in _COUNTS.values()]
+        budgets = [(window, mine.pop(("budget", window))) for window in PERIODS if ("budget", window) in mine]
+        others = len(mine) + sum(limit.subject != "tenant" for limit in limits)
         rows.append(
             (
                 record.name,
-                "-" if limits.requests_per_minute is None else limits.requests_per_minute,
-                "-" if limits.max_concurrent is None else limits.max_concurrent,
-                f"{usd_text(budget.amount)} per {budget.period}, {budget.timezone}" if budget else "-",
+                *("-" if count is None else count for count in counts),
+                "; ".join(f"{usd_text(amount)} per {window}" for window, amount in budgets) or "-",
+                record.timezone,
+                others,
+                f"{Decimal(record.markup_bp) / 100:f}%",
                 show_time(record.created_at),
+                show_time(record.archived_at),
             )
         )
-    headers = ("TENANT", "REQUESTS/MIN", "CONCURRENT", "BUDGET USD", "CREATED")
-    echo_table(headers, rows, numbers=("REQUESTS/MIN", "CONCURRENT"))
+    numbers = ("REQUESTS/MIN", "TOKENS/MIN", "CONCURRENT", "OTHER LIMITS", "MARK-UP")
+    headers = ("TENANT", *numbers[:3], "BUDGET USD", "TIMEZONE", *numbers[3:], "CREATED", "ARCHIVED")
+    echo_table(headers, rows, numbers=numbers)

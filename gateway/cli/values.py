@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import zoneinfo
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from decimal import Decimal, InvalidOperation
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -15,6 +15,10 @@ from gateway.billing.usage import NANO_PER_USD
 
 Unlimited = Literal["unlimited"]
 UNLIMITED: Unlimited = "unlimited"
+Never = Literal["never"]
+NEVER: Never = "never"
+T = TypeVar("T")
+_DURATION = re.compile(r"(\d{1,7})([smhd])", re.ASCII)
 _AHEAD = re.compile(r"(\d{1,5})([hd])", re.ASCII)
 
 
@@ -55,6 +59,50 @@ class UsdType(click.ParamType[int | Unlimited]):
         return int(nano)
 
 
+class CountType(click.ParamType[int]):
+    """A whole number."""
+
+    name = "N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if not (value.isascii() and value.isdigit() and len(value) < 20):
+            self.fail(f"{value!r} is not a whole number", param, ctx)
+        return int(value)
+
+
+class PercentType(click.ParamType[int]):
+    """A percentage as hundredths of a percent: ``12.5`` or ``12.5%`` is 1250."""
+
+    name = "PERCENT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            hundredths = Decimal(value.removesuffix("%")) * 100
+        except InvalidOperation:
+            hundredths = Decimal("NaN")
+        if not (hundredths.is_finite() and abs(hundredths) < 10**9 and hundredths == int(hundredths)):
+            self.fail(f"{value!r} is not a percentage such as 20 or 12.5, of two decimal places at most", param, ctx)
+        return int(hundredths)
+
+
+class DurationType(click.ParamType[float]):
+    """A time such as ``90s``, ``30m``, ``12h`` or ``7d``, in seconds."""
+
+    name = "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        match = _DURATION.fullmatch(value)
+        if match is None:
+            self.fail(f"{value!r} is not a time; write 90s, 30m, 12h or 7d", param, ctx)
+        return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
 class MomentType(click.ParamType[date | datetime]):
     """A date (its midnight, in the zone given later to ``resolve``) or a time with its zone."""
 
@@ -86,6 +134,15 @@ class ExpiryType(MomentType):
         return super().convert(value, param, ctx)
 
 
+class ExpiryOrNeverType(click.ParamType["date | datetime | Never"]):
+    """As ExpiryType, or ``never``."""
+
+    name = "DATE|TIME|30d|never"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> date | datetime | Never:
+        return NEVER if value == NEVER else ExpiryType().convert(value, param, ctx)
+
+
 def resolve(moment: date | datetime | None, zone: tzinfo = UTC) -> datetime | None:
     """The moment that a MomentType stands for."""
     if moment is None or isinstance(moment, datetime):
@@ -99,6 +156,14 @@ def zone_named(name: str) -> tzinfo:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         raise click.BadParameter(f"{name!r} is not a time zone; use an IANA name such as Europe/Berlin") from None
+
+
+async def all_pages(page: Callable[[str | None], Awaitable[list[T]]], name: Callable[[T], str]) -> list[T]:
+    """What a paged list holds in all. ``page`` gets the name of the last entry before."""
+    found: list[T] = []
+    while entries := await page(name(found[-1]) if found else None):
+        found += entries
+    return found
 
 
 def echo_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:

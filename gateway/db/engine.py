@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
+from uuid import UUID
 
 from psycopg import AsyncConnection as PsycopgConnection
 from psycopg import ProgrammingError
 from psycopg.abc import PQGen
 from psycopg.conninfo import make_conninfo
 from psycopg.waiting import wait_async
-from sqlalchemy import exc
+from sqlalchemy import exc, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -104,6 +105,27 @@ async def transaction(engine: AsyncEngine, *, timeout_s: float = READ_TIMEOUT_S)
         if _is_outage(fault):
             raise DatabaseUnavailable("the database does not answer; try again shortly") from fault
         raise
+
+
+_AS_TENANT = text(
+    "SELECT set_config('role', 'penstock_tenant', true), set_config('penstock.tenant_id', :tenant_id, true), "
+    "set_config('transaction_read_only', 'on', true)"
+)
+
+
+@asynccontextmanager
+async def tenant_transaction(
+    engine: AsyncEngine, tenant_id: UUID, *, timeout_s: float = READ_TIMEOUT_S
+) -> AsyncIterator[AsyncConnection]:
+    """A transaction that only reads, and whose every query sees this tenant's rows alone: for all that is read on a
+    tenant's behalf, so that a query that forgets its filter shows nobody else's.
+
+    Postgres holds it, by row-level security; the migrations say of which tables what may be seen. Raises as
+    ``transaction``.
+    """
+    async with transaction(engine, timeout_s=timeout_s) as connection:
+        await connection.execute(_AS_TENANT, {"tenant_id": str(tenant_id)})
+        yield connection
 
 
 def _is_outage(fault: exc.DBAPIError) -> bool:

@@ -55,8 +55,6 @@ tenants = Table(
     # Counts changes to the tenant's configuration and keys; admission compares it with the one in Redis.
     Column("generation", BigInteger, nullable=False, server_default=text("1")),
     Column("salt", Text, nullable=False),
-    Column("requests_per_minute", Integer),
-    Column("max_concurrent", Integer),
     _timestamp("created_at", default="now()"),
     # IANA zone: budget periods begin at its midnights.
     Column("timezone", Text, nullable=False, server_default=text("'UTC'")),
@@ -67,22 +65,10 @@ tenants = Table(
     # Sealed by the deployment's secret key.
     Column("webhook_secret", LargeBinary),
     _timestamp("archived_at", nullable=True),
+    Column("version", BigInteger, nullable=False, server_default=text("1")),
     CheckConstraint("redis_loss IN ('fail_closed', 'fail_open')", name="redis_loss"),
     CheckConstraint("markup_bp BETWEEN -10000 AND 1000000", name="markup_bp"),
     CheckConstraint("weight > 0", name="weight"),
-    CheckConstraint("requests_per_minute >= 0", name="requests_per_minute"),
-    CheckConstraint("max_concurrent >= 0", name="max_concurrent"),
-)
-
-budgets = Table(
-    "budgets",
-    metadata,
-    Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
-    Column("amount_nano_usd", BigInteger, nullable=False),
-    Column("period", Text, nullable=False),
-    Column("timezone", Text, nullable=False),
-    CheckConstraint("amount_nano_usd BETWEEN 0 AND 9007199254740991", name="amount_nano_usd"),
-    CheckConstraint("period IN ('day', 'week', 'month', 'total')", name="period"),
 )
 
 projects = Table(

@@ -11,7 +11,9 @@ from gateway.clock import Clock, SystemClock
 from gateway.db.engine import create_engine
 from gateway.local.files import Credentials
 from gateway.routing.route import Route
+from gateway.tenants.audit import Actor
 from gateway.tenants.catalog import Catalog
+from gateway.tenants.directory import Directory
 from gateway.tenants.records import InvalidKey, TenantExists
 from gateway.tenants.service import Tenants
 
@@ -38,7 +40,7 @@ async def seed(database_url: str, kept: Credentials | None, clock: Clock | None 
     engine = create_engine(database_url)
     try:
         await _declare_model(Catalog(engine, clock), clock)
-        return await _issue_keys(Tenants(engine, clock), kept)
+        return await _issue_keys(Tenants(engine, clock), Directory(engine, clock), kept)
     finally:
         await engine.dispose()
 
@@ -51,19 +53,20 @@ async def _declare_model(catalog: Catalog, clock: Clock) -> None:
         await catalog.set_price(MODEL, _INPUT_USD_PER_MTOK, _OUTPUT_USD_PER_MTOK)
 
 
-async def _issue_keys(tenants: Tenants, kept: Credentials | None) -> Credentials:
+async def _issue_keys(tenants: Tenants, directory: Directory, kept: Credentials | None) -> Credentials:
+    actor = Actor.at_console()
     with contextlib.suppress(TenantExists):
-        await tenants.create_tenant(TENANT)
+        await directory.create_tenant(actor, TENANT)
     tenant_key = kept.tenant_key if kept else None
     try:
         await tenants.authenticate(tenant_key)
     except InvalidKey:
-        tenant_key, _ = await tenants.create_key(TENANT, "local", scopes={"inference", "usage:read"})
+        tenant_key, _ = await directory.create_key(actor, TENANT, "local", scopes={"inference", "usage:read"})
     admin_key = kept.admin_key if kept else None
     try:
         await tenants.authenticate_admin(admin_key)
     except InvalidKey:
-        admin_key, _ = await tenants.create_admin_key("local")
+        admin_key, _ = await directory.create_admin_key(actor, "local")
     assert tenant_key is not None
     assert admin_key is not None
     return Credentials(tenant_key, admin_key)

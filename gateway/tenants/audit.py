@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import insert
+from sqlalchemy import insert, null, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.db.tables import audit_log
 from gateway.ids import uuid7
 from gateway.tenants.principal import AdminRole
+from gateway.tenants.records import NotAllowed
+
+_CONSOLE = "cli:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,43 @@ class Actor:
 
     name: str
     role: AdminRole = "owner"
+
+    @classmethod
+    def at_console(cls) -> Actor:
+        """The user of this process: who reaches the database from a shell may do everything."""
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # a container's user need not have a name
+            user = str(os.getuid())
+        return cls(_CONSOLE + user)
+
+    @property
+    def is_console(self) -> bool:
+        return self.name.startswith(_CONSOLE)
+
+    def check_may_change(self) -> None:
+        """Raises NotAllowed unless this role may change what belongs to tenants, routes or prices."""
+        if self.role == "viewer":
+            raise NotAllowed("a viewer's key only reads; make changes with the key of an owner or an admin")
+
+    def check_may_manage_admins(self) -> None:
+        """Raises NotAllowed unless this role may issue, change and revoke administrators' keys."""
+        if self.role != "owner":
+            raise NotAllowed("only an owner's key may manage administrators' keys")
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    id: UUID
+    at: datetime
+    actor: str
+    action: str
+    kind: str
+    target: str
+    """Name or id of what was changed."""
+    tenant_id: UUID | None
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
 
 
 async def audit(
@@ -44,7 +87,31 @@ async def audit(
             kind=kind,
             target=target,
             tenant_id=tenant_id,
-            before=msgspec.to_builtins(before, str_keys=True) if before is not None else None,
-            after=msgspec.to_builtins(after, str_keys=True) if after is not None else None,
+            before=_plain(before),
+            after=_plain(after),
         )
     )
+
+
+def _plain(values: Mapping[str, Any] | None) -> Any:
+    # Without null() it would be JSON's null.
+    return null() if values is None else msgspec.to_builtins(values, str_keys=True, order="deterministic")
+
+
+async def read_audit(
+    connection: AsyncConnection,
+    *,
+    tenant_id: UUID | None = None,
+    kind: str | None = None,
+    actor: str | None = None,
+    after: UUID | None = None,
+    limit: int,
+) -> list[AuditRecord]:
+    """The newest first; ``after``: those older than that entry."""
+    query = select(audit_log).order_by(audit_log.c.id.desc()).limit(limit)
+    for column, wanted in ((audit_log.c.tenant_id, tenant_id), (audit_log.c.kind, kind), (audit_log.c.actor, actor)):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    if after is not None:
+        query = query.where(audit_log.c.id < after)
+    return [AuditRecord(**row._mapping) for row in await connection.execute(query)]

@@ -28,6 +28,9 @@ class StoredKey(Generic[P]):
     secret_sha256: bytes
     expires_at: datetime | None
     generation: int
+    previous_secret_sha256: bytes | None = None
+    previous_until: datetime | None = None
+    """Until then the secret before the last rotation is good, too."""
 
 
 @dataclass(slots=True)

@@ -29,7 +29,11 @@ class NewKey:
 
 
 def generate_key() -> NewKey:
-    public_id = "".join(secrets.choice(_PUBLIC_ID_ALPHABET) for _ in range(PUBLIC_ID_LENGTH))
+    return renew_key("".join(secrets.choice(_PUBLIC_ID_ALPHABET) for _ in range(PUBLIC_ID_LENGTH)))
+
+
+def renew_key(public_id: str) -> NewKey:
+    """Another secret for the key of this public id."""
     secret = secrets.token_urlsafe(_SECRET_BYTES)
     return NewKey(public_id, f"sk-penstock-{public_id}-{secret}", hash_secret(secret))
 
@@ -48,3 +52,11 @@ def hash_secret(secret: str) -> bytes:
 def secret_matches(secret: str, stored: bytes) -> bool:
     """Compared in a time that does not depend on where the two differ."""
     return hmac.compare_digest(hash_secret(secret), stored)
+
+
+def matches_either(secret: str, stored: bytes, previous: bytes | None) -> bool:
+    """Whether it is the secret or the one before, compared in a time that tells neither which nor how nearly."""
+    hashed = hash_secret(secret)
+    is_current = hmac.compare_digest(hashed, stored)
+    is_previous = hmac.compare_digest(hashed, stored if previous is None else previous)
+    return is_current or is_previous

@@ -1,26 +1,20 @@
-"""Tenants and keys as administrators see them, what can be wrong with a change, and the checks of its values."""
+"""Tenants, projects, keys and limits as administrators see them, and what can be wrong with a change."""
 
 from __future__ import annotations
 
 import re
-import zoneinfo
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
-from gateway.tenants.principal import Limits
+from gateway.tenants.principal import AdminRole, BudgetPeriod, Metric, RateWindow, RedisLossPolicy, Subject
 
-MAX_AMOUNT = 2**53 - 1
-"""Largest amount in nano-USD (nine million USD): Redis scripts count in doubles."""
-SCOPES = frozenset({"inference", "usage:read"})
-"""What a tenant's key may be allowed. An admin's key has the scope ``admin`` and belongs to no tenant."""
-PERIODS = ("day", "week", "month", "total")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,99}", re.ASCII)
-_MAX_COUNT = 2**31 - 1
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
 
 
 class InvalidKey(Exception):
-    """No valid key: missing, malformed, unknown, expired and revoked are not told apart."""
+    """No valid key: missing, malformed, unknown, expired, revoked and of an archived tenant are not told apart."""
 
     def __init__(self) -> None:
         super().__init__("the API key is not valid")
@@ -30,28 +24,96 @@ class ConfigurationError(Exception):
     """A change that cannot be made; the message says why and what to do."""
 
 
-class UnknownTenant(ConfigurationError):
-    def __init__(self, name: str) -> None:
-        super().__init__(f"there is no tenant {name!r}; `penstock tenant list` shows those there are")
+class NotAllowed(ConfigurationError):
+    """The actor's role does not allow the change."""
 
 
-class TenantExists(ConfigurationError):
+class Unknown(ConfigurationError):
+    """What is named is not there, or belongs to another tenant."""
+
+
+class UnknownTenant(Unknown):
+    def __init__(self, ref: str | UUID) -> None:
+        super().__init__(f"there is no tenant {_short(ref)}; `penstock tenant list` shows those there are")
+
+
+class UnknownProject(Unknown):
+    def __init__(self, ref: str | UUID, tenant: str) -> None:
+        super().__init__(
+            f"tenant {tenant!r} has no project {_short(ref)}; `penstock project list --tenant {tenant}` shows them"
+        )
+
+
+class UnknownKey(Unknown):
+    def __init__(self, public_id: str) -> None:
+        super().__init__(f"there is no key {_short(public_id)}; `penstock key list` shows those there are")
+
+
+class UnknownLimit(Unknown):
+    def __init__(self, limit_id: str | UUID, tenant: str) -> None:
+        super().__init__(
+            f"tenant {tenant!r} has no limit {_short(limit_id)}; `penstock limit list --tenant {tenant}` shows them"
+        )
+
+
+class AlreadyExists(ConfigurationError):
+    """Another has the name already."""
+
+
+class TenantExists(AlreadyExists):
     def __init__(self, name: str) -> None:
         super().__init__(f"a tenant {name!r} exists already; choose another name")
 
 
-class UnknownKey(ConfigurationError):
-    def __init__(self, public_id: str) -> None:
-        super().__init__(f"there is no key {public_id!r}; `penstock key list` shows those there are")
+class ProjectExists(AlreadyExists):
+    def __init__(self, name: str, tenant: str) -> None:
+        super().__init__(f"tenant {tenant!r} has a project {name!r} already; choose another name")
+
+
+class VersionConflict(ConfigurationError):
+    """Somebody else changed it since it was read."""
+
+    def __init__(self, kind: str, target: str, expected: int, found: int | None) -> None:
+        state = f"has version {found}" if found is not None else "is not there"
+        super().__init__(f"{kind} {target!r} {state}, not version {expected}; read it again and repeat the change")
+
+
+class LastOwner(ConfigurationError):
+    def __init__(self) -> None:
+        super().__init__(
+            "this is the last owner's key: without it nobody could manage administrators' keys. Create another owner's "
+            "key first, or revoke it at the console: penstock admin-key revoke"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class TenantRecord:
     id: UUID
     name: str
+    version: int
     generation: int
-    limits: Limits
+    """Counts changes to the tenant, its projects, keys and limits."""
     created_at: datetime
+    archived_at: datetime | None
+    """Since then its keys are invalid."""
+    timezone: str
+    redis_loss: RedisLossPolicy
+    markup_bp: int
+    weight: float
+    webhook_url: str | None
+    webhook_secret: str | None = field(default=None, repr=False)
+    """With which what is sent to the webhook is signed: only in the answer to the change that set the URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectRecord:
+    id: UUID
+    tenant_id: UUID
+    name: str
+    version: int
+    created_at: datetime
+    archived_at: datetime | None
+    """Since then its keys are invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +121,51 @@ class KeyRecord:
     public_id: str
     tenant_id: UUID | None
     """None: an admin's key."""
+    tenant_name: str | None
+    project_id: UUID | None
+    project_name: str | None
     name: str
+    role: AdminRole | None
+    """Of an admin's key."""
     scopes: frozenset[str]
     allowed_models: frozenset[str] | None
     """None: every route."""
+    max_context_tokens: int | None
+    max_output_tokens: int | None
+    version: int
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    previous_until: datetime | None
+    """Until then the secret before the last rotation is good, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRecord:
+    id: UUID
+    tenant_id: UUID
+    subject: Subject
+    target: str
+    """As in ``Limit``: a project's id, a key's public id, a route, an end user's hash, or ''."""
+    metric: Metric
+    window: RateWindow | BudgetPeriod | None
+    amount: int
+    hard: bool
+    thresholds: tuple[int, ...]
+    version: int
+    created_at: datetime
 
 
 def is_name(text: str) -> bool:
     """Whether anything can bear this name. What cannot need not be looked for, and may not even be text to Postgres."""
     return _NAME.fullmatch(text) is not None
+
+
+def as_id(ref: str | UUID) -> UUID | None:
+    """The id that ``ref`` is, if it is not a name."""
+    if isinstance(ref, UUID):
+        return ref
+    return UUID(ref) if _UUID.fullmatch(ref) else None
 
 
 def check_name(kind: str, name: str) -> str:
@@ -80,41 +175,10 @@ def check_name(kind: str, name: str) -> str:
             f"{name[:100]!r} cannot be the name of a {kind}: use 1 to 100 letters, digits and . _ - / :, beginning "
             "with a letter or digit"
         )
+    if _UUID.fullmatch(name):
+        raise ConfigurationError(f"{name!r} cannot be the name of a {kind}: it would be taken for an id")
     return name
 
 
-def check_limits(limits: Limits) -> Limits:
-    """``limits``, if they make sense."""
-    for field in ("requests_per_minute", "max_concurrent"):
-        value = getattr(limits, field)
-        if value is not None and not 0 <= value <= _MAX_COUNT:
-            raise ConfigurationError(f"{field} must be between 0 and {_MAX_COUNT}, not {value}")
-    if budget := limits.budget:
-        if not 0 <= budget.amount <= MAX_AMOUNT:
-            raise ConfigurationError("a budget must be between 0 and 9,000,000 USD")
-        if budget.period not in PERIODS:
-            raise ConfigurationError(f"a budget's period is one of {', '.join(PERIODS)}, not {budget.period!r}")
-        try:
-            zoneinfo.ZoneInfo(budget.timezone)
-        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-            raise ConfigurationError(
-                f"{budget.timezone[:100]!r} is not a time zone; use an IANA name such as Europe/Berlin, or UTC"
-            ) from None
-    return limits
-
-
-def check_scopes(scopes: frozenset[str]) -> frozenset[str]:
-    """``scopes``, if a tenant's key may have them."""
-    if not scopes or not scopes <= SCOPES:
-        raise ConfigurationError(f"a tenant's key has one or more of the scopes {', '.join(sorted(SCOPES))}")
-    return scopes
-
-
-def check_expiry(expires_at: datetime | None, now: datetime) -> datetime | None:
-    """``expires_at``, if it names one moment, in the future."""
-    if expires_at is not None:
-        if expires_at.tzinfo is None:
-            raise ConfigurationError("an expiry needs a time zone: write 2027-01-01T00:00:00Z")
-        if expires_at <= now:
-            raise ConfigurationError("an expiry must lie in the future; revoke a key to end it now")
-    return expires_at
+def _short(ref: str | UUID) -> str:
+    return repr(str(ref)[:100])

@@ -1,71 +1,56 @@
-"""Tenants and their keys: who is calling, and the changes an administrator makes."""
+"""Who is calling: keys verified, from a copy of what Postgres has that is a few seconds old at most."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-import structlog
-from sqlalchemy import Row, Select, delete, func, insert, select, update
-from sqlalchemy.dialects.postgresql import insert as upsert
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+import msgspec
+from sqlalchemy import BindParameter, Row, Select, Text, and_, bindparam, cast, func, or_, select
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.clock import Clock
 from gateway.db.engine import transaction
-from gateway.db.tables import api_keys, budgets, projects, tenants
-from gateway.ids import uuid7
+from gateway.db.tables import api_keys, limits, projects, tenants
+from gateway.tenants.changes import find_tenant
 from gateway.tenants.key_cache import KeyCache, StoredKey
-from gateway.tenants.keys import generate_key, parse_key, secret_matches
-from gateway.tenants.principal import Budget, Limits, Principal
-from gateway.tenants.records import (
-    InvalidKey,
-    KeyRecord,
-    TenantExists,
-    TenantRecord,
-    UnknownKey,
-    UnknownTenant,
-    check_expiry,
-    check_limits,
-    check_name,
-    check_scopes,
-    is_name,
+from gateway.tenants.keys import matches_either, parse_key
+from gateway.tenants.principal import (
+    AdminRole,
+    Budget,
+    BudgetPeriod,
+    Limit,
+    Limits,
+    Metric,
+    Principal,
+    RateWindow,
+    Subject,
 )
-
-Announce = Callable[[UUID, int], Awaitable[None]]
-"""Tells every replica, through Redis, that a tenant's configuration has reached a generation."""
-
-_log = structlog.get_logger(__name__)
+from gateway.tenants.records import InvalidKey, TenantRecord
 
 
 @dataclass(frozen=True, slots=True)
 class AdminPrincipal:
-    """The holder of an admin's key."""
+    """The holder of an administrator's key."""
 
     key_id: str
     name: str
+    role: AdminRole
 
 
 class Tenants:
-    """Verifies keys (from a short-lived cache) and changes tenants, keys and limits (in Postgres, then announced).
+    """Verifies keys, from a cache that trusts what it read for ``cache_s``. ``Directory`` changes them.
 
-    Every change of a tenant increments its generation in the same transaction. Admission compares generations on each
-    request, so a change that was announced is in force at once; one whose announcement was lost, within ``cache_s``.
+    Admission compares the principal's generation with the announced one on each request and asks for ``reload``, so a
+    change that was announced is in force at once, on every replica; one whose announcement was lost within ``cache_s``.
     """
 
-    def __init__(
-        self, engine: AsyncEngine, clock: Clock, *, cache_s: float = 5.0, announce: Announce | None = None
-    ) -> None:
+    def __init__(self, engine: AsyncEngine, clock: Clock, *, cache_s: float = 5.0) -> None:
         self._engine = engine
         self._clock = clock
-        self._announce = announce
         self._cache: KeyCache[Principal | AdminPrincipal] = KeyCache(clock, self._read_key, cache_s=cache_s)
-
-    # Verification
 
     async def authenticate(self, key_text: str | None) -> Principal:
         """The tenant's principal behind a key. Raises InvalidKey, DatabaseUnavailable."""
@@ -86,6 +71,15 @@ class Tenants:
             raise InvalidKey
         return principal
 
+    def forget(self, tenant_id: UUID | None) -> None:
+        """Read the keys of a tenant (None: of administrators) anew: this process has just changed them."""
+        self._cache.forget_tenant(lambda principal: _tenant_of(principal) == tenant_id)
+
+    async def tenant(self, name: str) -> TenantRecord:
+        """Raises UnknownTenant."""
+        async with transaction(self._engine) as connection:
+            return await find_tenant(connection, name)
+
     async def _verify(
         self, key_text: str | None, *, reload: bool = False, at_least: int | None = None
     ) -> StoredKey[Principal | AdminPrincipal]:
@@ -97,9 +91,18 @@ class Tenants:
             stored = await self._cache.reload(public_id, at_least=at_least)
         else:
             stored = await self._cache.get(public_id)
-        if stored is None or not secret_matches(secret, stored.secret_sha256):
+        # A key that is not there is compared, too: it must not be told by the time that the answer takes.
+        good = matches_either(
+            secret,
+            stored.secret_sha256 if stored else _NO_SECRET,
+            stored.previous_secret_sha256 if stored and self._in_grace(stored) else None,
+        )
+        if stored is None or not good:
             raise InvalidKey
         return stored
+
+    def _in_grace(self, stored: StoredKey[Principal | AdminPrincipal]) -> bool:
+        return stored.previous_until is not None and self._clock.now() < stored.previous_until
 
     @staticmethod
     def _tenant_principal(stored: StoredKey[Principal | AdminPrincipal]) -> Principal:
@@ -108,263 +111,122 @@ class Tenants:
         return stored.principal
 
     async def _read_key(self, public_id: str) -> StoredKey[Principal | AdminPrincipal] | None:
-        query = (
-            select(
-                api_keys,
-                tenants.c.name.label("tenant_name"),
-                tenants.c.generation,
-                tenants.c.salt,
-                projects.c.name.label("project_name"),
-                *_LIMITS,
-            )
-            .select_from(
-                api_keys.outerjoin(tenants, tenants.c.id == api_keys.c.tenant_id)
-                .outerjoin(projects, projects.c.id == api_keys.c.project_id)
-                .outerjoin(budgets, budgets.c.tenant_id == tenants.c.id)
-            )
-            .where(api_keys.c.public_id == public_id, api_keys.c.revoked_at.is_(None))
-        )
         async with transaction(self._engine) as connection:
-            row = (await connection.execute(query)).one_or_none()
+            given = {"public_id": public_id, "now": self._clock.now()}
+            row = (await connection.execute(_KEY, given)).one_or_none()
         if row is None:
             return None
-        principal: Principal | AdminPrincipal
-        if row.tenant_id is None:
-            principal = AdminPrincipal(row.public_id, row.name)
-        else:
-            principal = Principal(
-                tenant_id=row.tenant_id,
-                tenant_name=row.tenant_name,
-                key_id=row.public_id,
-                scopes=frozenset(row.scopes),
-                limits=_limits(row),
-                generation=row.generation,
-                salt=row.salt,
-                allowed_models=None if row.allowed_models is None else frozenset(row.allowed_models),
-                project_id=row.project_id,
-                project_name=row.project_name,
-            )
-        return StoredKey(principal, row.secret_sha256, row.expires_at, row.generation or 0)
-
-    # Tenants
-
-    async def create_tenant(self, name: str, limits: Limits | None = None) -> TenantRecord:
-        """Raises TenantExists, ConfigurationError."""
-        limits = check_limits(limits or Limits())
-        tenant_id = uuid7()
-        values = {
-            "id": tenant_id,
-            "name": check_name("tenant", name),
-            "salt": secrets.token_hex(16),
-            "requests_per_minute": limits.requests_per_minute,
-            "max_concurrent": limits.max_concurrent,
-        }
-        try:
-            async with transaction(self._engine) as connection:
-                await connection.execute(insert(tenants).values(values))
-                await connection.execute(insert(projects).values(id=uuid7(), tenant_id=tenant_id, name="default"))
-                await _write_budget(connection, tenant_id, limits.budget)
-                record = await _tenant(connection, name)
-        except IntegrityError as fault:
-            raise TenantExists(name) from fault
-        await self._tell(record.id, record.generation)
-        return record
-
-    async def tenant(self, name: str) -> TenantRecord:
-        """Raises UnknownTenant."""
-        async with transaction(self._engine) as connection:
-            return await _tenant(connection, name)
-
-    async def list_tenants(self) -> list[TenantRecord]:
-        """By name."""
-        async with transaction(self._engine) as connection:
-            rows = await connection.execute(_tenant_query().order_by(tenants.c.name))
-            return [_tenant_record(row) for row in rows]
-
-    async def set_limits(self, name: str, change: Limits | Callable[[Limits], Limits]) -> TenantRecord:
-        """Replace a tenant's limits, or change them by a function of those in force (two changes at once both count).
-
-        Raises UnknownTenant, ConfigurationError.
-        """
-        async with transaction(self._engine) as connection:
-            record = await _tenant(connection, name, lock=True)
-            limits = check_limits(change if isinstance(change, Limits) else change(record.limits))
-            await connection.execute(
-                update(tenants)
-                .where(tenants.c.id == record.id)
-                .values(requests_per_minute=limits.requests_per_minute, max_concurrent=limits.max_concurrent)
-            )
-            await _write_budget(connection, record.id, limits.budget)
-            generation = await _next_generation(connection, record.id)
-        self._cache.forget_tenant(lambda principal: _belongs(principal, record.id))
-        await self._tell(record.id, generation)
-        return replace(record, limits=limits, generation=generation)
-
-    # Keys
-
-    async def create_key(
-        self,
-        tenant: str,
-        name: str,
-        *,
-        scopes: Collection[str] = frozenset({"inference"}),
-        expires_at: datetime | None = None,
-        allowed_models: Collection[str] | None = None,
-    ) -> tuple[str, KeyRecord]:
-        """The key's text, which nobody will see again, and its record. Raises UnknownTenant, ConfigurationError."""
-        new = generate_key()
-        values = {
-            "public_id": new.public_id,
-            "name": check_name("key", name),
-            "secret_sha256": new.secret_sha256,
-            "scopes": sorted(check_scopes(frozenset(scopes))),
-            "allowed_models": None if allowed_models is None else sorted(_checked_names(allowed_models)),
-            "expires_at": check_expiry(expires_at, self._clock.now()),
-        }
-        async with transaction(self._engine) as connection:
-            owner = await _tenant(connection, tenant, lock=True)
-            project = await connection.scalar(
-                select(projects.c.id).where(projects.c.tenant_id == owner.id, projects.c.name == "default")
-            )
-            query = insert(api_keys).values(**values, tenant_id=owner.id, project_id=project).returning(api_keys)
-            row = (await connection.execute(query)).one()
-            generation = await _next_generation(connection, owner.id)
-        self._cache.forget(new.public_id)
-        await self._tell(owner.id, generation)
-        return new.text, _key_record(row)
-
-    async def create_admin_key(
-        self, name: str = "admin", *, expires_at: datetime | None = None
-    ) -> tuple[str, KeyRecord]:
-        """A key for ``/admin``, of no tenant. Raises ConfigurationError."""
-        new = generate_key()
-        query = (
-            insert(api_keys)
-            .values(
-                public_id=new.public_id,
-                name=check_name("key", name),
-                secret_sha256=new.secret_sha256,
-                scopes=["admin"],
-                role="owner",
-                expires_at=check_expiry(expires_at, self._clock.now()),
-            )
-            .returning(api_keys)
+        principal = _admin(row) if row.tenant_id is None else _principal(row)
+        return StoredKey(
+            principal,
+            row.secret_sha256,
+            row.expires_at,
+            row.generation or 0,
+            row.previous_secret_sha256,
+            row.previous_until,
         )
-        async with transaction(self._engine) as connection:
-            return new.text, _key_record((await connection.execute(query)).one())
 
-    async def list_keys(self, tenant: str | None = None) -> list[KeyRecord]:
-        """A tenant's keys, oldest first; without a tenant, the admins' keys. Raises UnknownTenant."""
-        async with transaction(self._engine) as connection:
-            owner = None if tenant is None else (await _tenant(connection, tenant)).id
-            query = select(api_keys).where(api_keys.c.tenant_id.is_not_distinct_from(owner))
-            rows = await connection.execute(query.order_by(api_keys.c.created_at, api_keys.c.public_id))
-            return [_key_record(row) for row in rows]
 
-    async def revoke_key(self, public_id: str) -> KeyRecord:
-        """End a key. Revoking it again changes nothing. Raises UnknownKey."""
-        if not is_name(public_id):
-            raise UnknownKey(public_id)
-        async with transaction(self._engine) as connection:
-            query = (
-                update(api_keys)
-                .where(api_keys.c.public_id == public_id)
-                .values(revoked_at=func.coalesce(api_keys.c.revoked_at, func.now()))
-                .returning(api_keys)
+_NO_SECRET = bytes(32)
+
+
+def _key_query() -> Select[Any]:
+    """All about one key in one query. What is revoked, expired or archived is not found, as if it never was."""
+    public_id: BindParameter[str] = bindparam("public_id", type_=Text)
+    fields = (
+        limits.c.id,
+        limits.c.subject,
+        limits.c.target,
+        limits.c.metric,
+        func.nullif(limits.c.window, ""),
+        limits.c.amount,
+        limits.c.hard,
+        limits.c.thresholds,
+    )
+    bearing = (
+        select(cast(func.json_agg(aggregate_order_by(func.json_build_array(*fields), limits.c.id)), Text))
+        .where(
+            limits.c.tenant_id == api_keys.c.tenant_id,
+            or_(
+                limits.c.subject.in_(("tenant", "end_user", "model")),
+                and_(limits.c.subject == "project", limits.c.target == cast(api_keys.c.project_id, Text)),
+                and_(limits.c.subject == "key", limits.c.target == api_keys.c.public_id),
+            ),
+        )
+        .correlate(api_keys)
+        .scalar_subquery()
+    )
+    return (
+        select(
+            api_keys,
+            tenants.c.name.label("tenant_name"),
+            tenants.c.generation,
+            tenants.c.salt,
+            tenants.c.timezone,
+            tenants.c.redis_loss,
+            tenants.c.markup_bp,
+            tenants.c.weight,
+            projects.c.name.label("project_name"),
+            bearing.label("limits"),
+        )
+        .select_from(
+            api_keys.outerjoin(tenants, tenants.c.id == api_keys.c.tenant_id).outerjoin(
+                projects, projects.c.id == api_keys.c.project_id
             )
-            row = (await connection.execute(query)).one_or_none()
-            if row is None:
-                raise UnknownKey(public_id)
-            record = _key_record(row)
-            generation = None if record.tenant_id is None else await _next_generation(connection, record.tenant_id)
-        self._cache.forget(public_id)
-        if record.tenant_id is not None and generation is not None:
-            await self._tell(record.tenant_id, generation)
-        return record
-
-    async def _tell(self, tenant_id: UUID, generation: int) -> None:
-        if self._announce is None:
-            return
-        try:
-            await self._announce(tenant_id, generation)
-        except Exception as fault:
-            # The change is committed and comes into force without the announcement when caches expire: not an error
-            # of whoever made it.
-            _log.warning("generation_not_announced", tenant_id=str(tenant_id), generation=generation, error=repr(fault))
-
-
-_LIMITS = (
-    tenants.c.requests_per_minute,
-    tenants.c.max_concurrent,
-    budgets.c.amount_nano_usd,
-    budgets.c.period,
-    budgets.c.timezone,
-)
-
-
-def _limits(row: Row[Any]) -> Limits:
-    budget = None if row.amount_nano_usd is None else Budget(row.amount_nano_usd, row.period, row.timezone)
-    return Limits(row.requests_per_minute, row.max_concurrent, budget)
-
-
-def _checked_names(routes: Collection[str]) -> set[str]:
-    return {check_name("route", route) for route in routes}
-
-
-def _belongs(principal: Principal | AdminPrincipal, tenant_id: UUID) -> bool:
-    return isinstance(principal, Principal) and principal.tenant_id == tenant_id
-
-
-def _tenant_query() -> Select[Any]:
-    return select(tenants.c.id, tenants.c.name, tenants.c.generation, tenants.c.created_at, *_LIMITS).select_from(
-        tenants.outerjoin(budgets)
+        )
+        .where(
+            api_keys.c.public_id == public_id,
+            api_keys.c.revoked_at.is_(None),
+            or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > bindparam("now")),
+            tenants.c.archived_at.is_(None),
+            projects.c.archived_at.is_(None),
+        )
     )
 
 
-def _tenant_record(row: Row[Any]) -> TenantRecord:
-    return TenantRecord(row.id, row.name, row.generation, _limits(row), row.created_at)
+_KEY = _key_query()
+_LimitRow = tuple[UUID, Subject, str, Metric, RateWindow | BudgetPeriod | None, int, bool, tuple[int, ...]]
+_limit_rows = msgspec.json.Decoder(list[_LimitRow])
 
 
-async def _tenant(connection: AsyncConnection, name: str, *, lock: bool = False) -> TenantRecord:
-    query = _tenant_query().where(tenants.c.name == name)
-    if lock:
-        query = query.with_for_update(of=tenants)
-    row = (await connection.execute(query)).one_or_none() if is_name(name) else None
-    if row is None:
-        raise UnknownTenant(name)
-    return _tenant_record(row)
+def _admin(row: Row[Any]) -> AdminPrincipal:
+    return AdminPrincipal(row.public_id, row.name, row.role)
 
 
-async def _next_generation(connection: AsyncConnection, tenant_id: UUID) -> int:
-    query = (
-        update(tenants)
-        .where(tenants.c.id == tenant_id)
-        .values(generation=tenants.c.generation + 1)
-        .returning(tenants.c.generation)
-    )
-    return int((await connection.execute(query)).scalar_one())
-
-
-async def _write_budget(connection: AsyncConnection, tenant_id: UUID, budget: Budget | None) -> None:
-    if budget is None:
-        await connection.execute(delete(budgets).where(budgets.c.tenant_id == tenant_id))
-        return
-    values = {"amount_nano_usd": budget.amount, "period": budget.period, "timezone": budget.timezone}
-    await connection.execute(
-        upsert(budgets)
-        .values(tenant_id=tenant_id, **values)
-        .on_conflict_do_update(index_elements=[budgets.c.tenant_id], set_=values)
-    )
-
-
-def _key_record(row: Row[Any]) -> KeyRecord:
-    return KeyRecord(
-        public_id=row.public_id,
+def _principal(row: Row[Any]) -> Principal:
+    found = tuple(Limit(*values) for values in _limit_rows.decode(row.limits or "[]"))
+    return Principal(
         tenant_id=row.tenant_id,
-        name=row.name,
+        tenant_name=row.tenant_name,
+        key_id=row.public_id,
         scopes=frozenset(row.scopes),
+        limits=_tenant_wide(found, row.timezone),
+        generation=row.generation,
+        salt=row.salt,
         allowed_models=None if row.allowed_models is None else frozenset(row.allowed_models),
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
+        project_id=row.project_id,
+        project_name=row.project_name,
+        timezone=row.timezone,
+        tenant_limits=found,
+        max_context_tokens=row.max_context_tokens,
+        max_output_tokens=row.max_output_tokens,
+        redis_loss=row.redis_loss,
+        markup_bp=row.markup_bp,
+        weight=row.weight,
     )
+
+
+def _tenant_wide(found: tuple[Limit, ...], timezone: str) -> Limits:
+    amounts: dict[str, int] = {}
+    budget: Budget | None = None
+    for limit in found:
+        if limit.subject == "tenant" and limit.hard:
+            if limit.metric == "budget":
+                budget = Budget(limit.amount, limit.window, timezone)  # type: ignore[arg-type]
+            elif limit.window in (None, "minute"):
+                amounts[limit.metric] = limit.amount
+    return Limits(amounts.get("requests"), amounts.get("concurrent"), budget)
+
+
+def _tenant_of(principal: Principal | AdminPrincipal) -> UUID | None:
+    return principal.tenant_id if isinstance(principal, Principal) else None

@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -26,8 +26,8 @@ from gateway.routing.registry import Registry
 from gateway.routing.route import Route
 from gateway.settings import Settings
 from gateway.tenants.catalog import Catalog
-from gateway.tenants.principal import Limits
-from gateway.tenants.service import Tenants
+from gateway.tenants.directory import Directory, LimitSpec
+from tests.gateway.tenants.support import ACTOR as TESTER
 from worker.protocol.fleet import WorkerRecord
 from worker.protocol.http_server import HttpProtocol
 from worker.protocol.sse import DONE, encode_event
@@ -248,7 +248,7 @@ class Gateway:
     key: str
     admin_key: str
     settings: Settings
-    tenants: Tenants
+    directory: Directory
     catalog: Catalog
     engine: AsyncEngine
     registry: Registry
@@ -292,12 +292,12 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def running_gateway(
-    settings: Settings, *, limits: Limits | None = None, gateway_clock: Clock | None = None
+    settings: Settings, *, limits: Sequence[LimitSpec] = (), gateway_clock: Clock | None = None
 ) -> AsyncIterator[Gateway]:
     """Seeds a fresh database and serves ``create_app`` on a free port."""
     clock = SystemClock()
     engine = create_engine(settings.database_url, pool_size=2)
-    tenants, catalog = Tenants(engine, clock), Catalog(engine, clock)
+    directory, catalog = Directory(engine, clock), Catalog(engine, clock)
     await catalog.create_pool("pool")
     await catalog.create_route(
         Route(
@@ -311,9 +311,9 @@ async def running_gateway(
         )
     )
     await catalog.set_price("m", "1", "2", effective_from=datetime(2026, 1, 1, tzinfo=UTC))
-    await tenants.create_tenant("acme", limits or Limits())
-    key, _ = await tenants.create_key("acme", "test")
-    admin_key, _ = await tenants.create_admin_key()
+    await directory.create_tenant(TESTER, "acme", limits=limits)
+    key, _ = await directory.create_key(TESTER, "acme", "test")
+    admin_key, _ = await directory.create_admin_key(TESTER)
     async with Registry(settings.redis_url, ttl_s=600.0, timeout_s=2.0, refresh_s=600.0) as registry:
         config = uvicorn.Config(
             create_app(settings, clock=gateway_clock),
@@ -338,7 +338,7 @@ async def running_gateway(
                 key,
                 admin_key,
                 settings,
-                tenants,
+                directory,
                 catalog,
                 engine,
                 registry,
@@ -363,7 +363,7 @@ def start_gateway(database_url: str, redis_url: str) -> GatewayFactory:
     """``async with start_gateway(limits=..., keepalive_s=...) as gateway``"""
 
     def start(
-        *, limits: Limits | None = None, gateway_clock: Clock | None = None, **changes: Any
+        *, limits: Sequence[LimitSpec] = (), gateway_clock: Clock | None = None, **changes: Any
     ) -> contextlib.AbstractAsyncContextManager[Gateway]:
         values: dict[str, Any] = {
             "database_url": database_url,

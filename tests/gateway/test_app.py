@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from gateway.db.migrate import upgrade
 from gateway.local.services import EmbeddedPostgres, EmbeddedRedis
-from gateway.tenants.principal import Limits
+from tests.gateway.tenants.support import ACTOR, concurrent, requests_per_minute
 
 PATH = "/v1/chat/completions"
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -87,7 +87,7 @@ async def test_redis_away_is_a_clear_answer_and_no_restart_is_needed(
         await c.token("is", 2)
         await c.done()
 
-    limits = Limits(max_concurrent=5, requests_per_minute=1000)
+    limits = [concurrent(5), requests_per_minute(1000)]
     async with start_gateway(redis_url=own_redis.url, limits=limits) as gateway, client_of(gateway) as client:
         server = await upstream(streams)
         await gateway.register(server)
@@ -142,7 +142,7 @@ async def test_postgres_away_is_a_clear_answer_once_caches_are_old_and_nothing_i
 async def test_reports_that_take_long_keep_nobodys_key_waiting(start_gateway: Callable[..., Any]) -> None:
     waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'usage_rollup'::regclass")
     async with start_gateway() as gateway, client_of(gateway) as client, asyncio.TaskGroup() as tasks:
-        new_key, _ = await gateway.tenants.create_key("acme", "new")
+        new_key, _ = await gateway.directory.create_key(ACTOR, "acme", "new")
         async with gateway.engine.begin() as connection:
             await connection.execute(text("LOCK TABLE usage_rollup IN ACCESS EXCLUSIVE MODE"))
             as_admin = {"authorization": f"Bearer {gateway.admin_key}"}
@@ -201,7 +201,7 @@ async def test_two_replicas_share_limits_and_workers(start_gateway: Callable[...
 
     from gateway.app import create_app  # the second replica, in the same loop
 
-    async with start_gateway(limits=Limits(requests_per_minute=3)) as first:
+    async with start_gateway(limits=[requests_per_minute(3)]) as first:
         await first.register(await upstream(paris))
         config = uvicorn.Config(create_app(first.settings), port=0, lifespan="on", log_config=None, ws="none")
         server = type(first.server)(config)

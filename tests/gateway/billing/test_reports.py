@@ -27,8 +27,9 @@ from gateway.billing.usage import UsageEvent, usd_text
 from gateway.clock import SystemClock
 from gateway.db.engine import transaction
 from gateway.db.partitions import months_ahead
-from gateway.tenants.service import Tenants
+from gateway.tenants.directory import Directory
 from tests.gateway.billing.support import NOON, TENANT, usage_event
+from tests.gateway.tenants.support import ACTOR
 
 BEGIN = datetime(2026, 10, 24, tzinfo=UTC)
 DAYS = 3
@@ -187,7 +188,7 @@ async def test_groups_are_apart_and_in_order(filled: Filled) -> None:
 
 
 async def test_tenants_go_by_name(engine: AsyncEngine) -> None:
-    tenant = await Tenants(engine, SystemClock()).create_tenant("acme")
+    tenant = await Directory(engine, SystemClock()).create_tenant(ACTOR, "acme")
     await write(engine, [usage_event(tenant_id=tenant.id), usage_event(tenant_id=TENANT)])
     rows = await usage_report(engine, group_by=["tenant"])
     assert sorted(str(row.tenant) for row in rows) == sorted(["acme", str(TENANT)])

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from gateway.tenants.principal import Budget, Limits
+from tests.gateway.tenants.support import budget
 from worker.protocol.fleet import Registered
 
 TOKEN = {"authorization": "Bearer fleet-token-of-the-tests"}
@@ -94,7 +94,7 @@ async def test_a_worker_may_take_more_than_its_route_offers_and_that_is_reserved
     start_gateway: Any, upstream: Any
 ) -> None:
     server = await upstream(lambda conversation: conversation.whole())
-    limits = Limits(budget=Budget(1_100_000, "month", "UTC"))  # nano-USD: 1000 tokens of prompt cost 1,000,000
+    limits = [budget(1_100_000)]  # nano-USD: 1000 tokens of prompt cost 1,000,000
     async with start_gateway(limits=limits) as gateway, httpx.AsyncClient(base_url=gateway.url) as client:
         await client.put(
             "/internal/v1/workers/w1", json=record(base_url=server.url, context_length=2000), headers=TOKEN

@@ -5,6 +5,8 @@ from typing import Any
 
 import httpx
 
+from tests.gateway.tenants.support import ACTOR
+
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 PATH = "/admin/v1/usage"
 
@@ -15,7 +17,7 @@ async def whole(c: Any) -> None:
 
 async def test_the_report_shows_requests_tokens_and_cost(gateway: Any, upstream: Any) -> None:
     await gateway.register(await upstream(whole))
-    await gateway.tenants.create_tenant("quiet")
+    await gateway.directory.create_tenant(ACTOR, "quiet")
     async with httpx.AsyncClient(base_url=gateway.url) as client:
         for _ in range(3):
             await client.post("/v1/chat/completions", json=ASK, headers={"authorization": f"Bearer {gateway.key}"})

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.tenants.principal import Budget, Limits
+from tests.gateway.tenants.support import ACTOR, budget, concurrent, requests_per_minute
 from worker.protocol.usage import MeterReading, encode_meter
 
 PATH = "/v1/chat/completions"
@@ -172,8 +172,8 @@ async def test_bad_requests_are_told_clearly_and_cost_nothing(gateway: Any, upst
 
 async def test_keys_that_are_not_valid_look_alike(gateway: Any, upstream: Any) -> None:
     await gateway.register(await upstream(paris))
-    revoked, record = await gateway.tenants.create_key("acme", "old")
-    await gateway.tenants.revoke_key(record.public_id)
+    revoked, record = await gateway.directory.create_key(ACTOR, "acme", "old")
+    await gateway.directory.revoke_key(ACTOR, record.public_id)
     unknown = gateway.key[:12] + ("0" * 12) + gateway.key[24:]
     told = set()
     async with httpx.AsyncClient(base_url=gateway.url) as client:
@@ -189,7 +189,7 @@ async def test_keys_that_are_not_valid_look_alike(gateway: Any, upstream: Any) -
             answer = await client.post(PATH, json=ASK, headers=headers)
             assert answer.status_code == 401
             error_of(answer)
-        usage_only, _ = await gateway.tenants.create_key("acme", "reports", scopes={"usage:read"})
+        usage_only, _ = await gateway.directory.create_key(ACTOR, "acme", "reports", scopes={"usage:read"})
         answer = await client.post(PATH, json=ASK, headers={"authorization": f"Bearer {usage_only}"})
         assert answer.status_code == 403
         assert error_of(answer)["code"] == "insufficient_scope"
@@ -198,7 +198,7 @@ async def test_keys_that_are_not_valid_look_alike(gateway: Any, upstream: Any) -
 
 async def test_a_key_may_call_only_its_models(gateway: Any, upstream: Any) -> None:
     await gateway.register(await upstream(paris))
-    key, _ = await gateway.tenants.create_key("acme", "narrow", allowed_models={"another"})
+    key, _ = await gateway.directory.create_key(ACTOR, "acme", "narrow", allowed_models={"another"})
     async with client_of(gateway, key) as client:
         assert (await client.get("/v1/models")).json()["data"] == []
         answer = await client.post(PATH, json=ASK)
@@ -327,7 +327,7 @@ async def test_a_hang_up_reaches_the_worker_within_a_second(
         waiting.set()
         closed.append(await c.wait_closed_by_peer())
 
-    async with start_gateway(limits=Limits(max_concurrent=1)) as gateway:
+    async with start_gateway(limits=[concurrent(1)]) as gateway:
         await gateway.register(await upstream(generates, paris))
         _, writer = await ask_raw(gateway, stream=stream)
         await waiting.wait()
@@ -478,7 +478,7 @@ async def test_the_usage_chunk_comes_once_and_only_if_asked_for(gateway: Any, up
 
 
 async def test_requests_per_minute(start_gateway: Any, upstream: Any) -> None:
-    async with start_gateway(limits=Limits(requests_per_minute=2)) as gateway:
+    async with start_gateway(limits=[requests_per_minute(2)]) as gateway:
         await gateway.register(await upstream(paris))
         async with client_of(gateway) as client:
             left = []
@@ -504,7 +504,7 @@ async def test_concurrent_requests(start_gateway: Any, upstream: Any) -> None:
         await release.wait()
         await paris(c)
 
-    async with start_gateway(limits=Limits(max_concurrent=1)) as gateway:
+    async with start_gateway(limits=[concurrent(1)]) as gateway:
         server = await upstream(waits)
         await gateway.register(server)
         async with client_of(gateway) as client, asyncio.TaskGroup() as tasks:
@@ -521,7 +521,7 @@ async def test_concurrent_requests(start_gateway: Any, upstream: Any) -> None:
 
 async def test_a_budget_is_never_overdrawn_by_requests_at_once(start_gateway: Any, upstream: Any) -> None:
     # A request of 50 tokens of output reserves at most 1000 * 1000 + 50 * 2000 nano-USD by the route's context.
-    async with start_gateway(limits=Limits(budget=Budget(1_000_000, "month", "UTC"))) as gateway:
+    async with start_gateway(limits=[budget(1_000_000)]) as gateway:
         await gateway.register(await upstream(paris))
         async with client_of(gateway) as client:
             answers = await asyncio.gather(*(client.post(PATH, json=ASK | {"stream": True}) for _ in range(8)))
@@ -543,15 +543,15 @@ async def test_changed_limits_and_revoked_keys_are_in_force_at_once(start_gatewa
         await gateway.register(await upstream(paris))
         async with client_of(gateway) as client:
             assert (await client.post(PATH, json=ASK)).status_code == 200
-            async with announcing(gateway) as tenants:
-                await tenants.set_limits("acme", Limits(requests_per_minute=0))
+            async with announcing(gateway) as directory:
+                limit = await directory.set_limit(ACTOR, "acme", requests_per_minute(0))
                 answer = await client.post(PATH, json=ASK)
                 assert answer.status_code == 429
                 assert "retry-after" not in answer.headers  # no waiting helps
-                await tenants.set_limits("acme", Limits())
+                await directory.delete_limit(ACTOR, "acme", limit.id)
                 assert (await client.post(PATH, json=ASK)).status_code == 200
                 public_id = gateway.key.removeprefix("sk-penstock-")[:12]
-                await tenants.revoke_key(public_id)
+                await directory.revoke_key(ACTOR, public_id)
                 assert (await client.post(PATH, json=ASK)).status_code == 401
 
 
@@ -574,10 +574,10 @@ async def test_the_price_is_the_one_in_force_by_the_time_of_redis(start_gateway:
 
 async def test_a_database_restored_from_a_backup_is_believed(gateway: Any, upstream: Any) -> None:
     await gateway.register(await upstream(paris))
-    async with client_of(gateway) as client, announcing(gateway) as tenants:
+    async with client_of(gateway) as client, announcing(gateway) as directory:
         assert (await client.post(PATH, json=ASK)).status_code == 200
-        tenant = await tenants.tenant("acme")
-        await tenants._tell(tenant.id, tenant.generation + 5)  # changes that the backup does not have
+        tenant = await directory.tenant("acme")
+        await directory._tell(tenant.id, tenant.generation + 5)  # changes that the backup does not have
         assert (await client.post(PATH, json=ASK)).status_code == 200
         assert (await client.post(PATH, json=ASK)).status_code == 200
 
@@ -587,7 +587,7 @@ async def announcing(gateway: Any) -> AsyncIterator[Any]:
     """Another process that changes tenants, as the command line does."""
     from gateway.admission.service import Admission
     from gateway.clock import SystemClock
-    from gateway.tenants.service import Tenants
+    from gateway.tenants.directory import Directory
 
     async def nothing(*_: Any) -> int:
         return 0
@@ -595,7 +595,7 @@ async def announcing(gateway: Any) -> AsyncIterator[Any]:
     clock = SystemClock()
     admission = Admission(gateway.settings.redis_url, clock, lease_s=10, renewal_s=2, timeout_s=2, spent=nothing)
     await admission.start()
-    yield Tenants(gateway.engine, clock, announce=admission.announce_generation)
+    yield Directory(gateway.engine, clock, announce=admission.announce_generation)
     await admission.close()
 
 
