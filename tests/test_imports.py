@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PURE_ENGINE = ["request", "plan", "scheduler", "config", "messages", "output", "client", "generation", "engine"]
 PURE_ENGINE += ["kv_cache", "kv_connector", "block_pool", "cache_groups", "cache_events", "sequence_blocks"]
 PURE_ENGINE += ["transfer_leases"]
-PURE_ENGINE += ["admission", "roster", "retirement", "preemption", "waiting_queue"]
+PURE_ENGINE += ["admission", "roster", "retirement", "preemption", "waiting_queue", "turns"]
 PURE_ENGINE += ["fairness", "compute_cost", "deadlines"]
 
 # room -> rooms of the gateway that it may import (itself, and the plain modules beside them, always).

@@ -104,7 +104,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--max-prefill-per-request",
         type=click.IntRange(1),
         help="Most prompt tokens of one request in a step.  "
-        "[default: the whole budget, half of it where its tenant has more to compute]",
+        "[default: the whole budget, of which shorter prompts of its tenant may have up to half first]",
     ),
     click.option(
         "--max-running", default=64, show_default=True, type=click.IntRange(1), help="Most requests in one engine step."

@@ -20,11 +20,10 @@ class Admission:
         self._kv = kv
         self._roster = roster
         self._max_running = max_running
-        self._blocked: tuple[Request, int, int] | None = None
-        """Who could not be admitted, how many blocks it could have had, and how many had got names by then."""
+        self._admitted = 0
 
     def admit(self, request: Request, step: int) -> bool:
-        """Give the first of the waiting a place and blocks in plan ``step``, displacing others if it may; whether it
+        """Give one of the waiting a place and blocks in plan ``step``, displacing others if it may; whether it
         has them."""
         roster = self._roster
         if request in roster.preempted or request.last_step > roster.retired_step:
@@ -37,6 +36,19 @@ class Admission:
                 return False
             roster.preempt(victim)
         return True
+
+    def most_blocks(self, request: Request) -> int:
+        """Blocks that a request may come to hold, and keep free to grow into."""
+        return self._kv.most_blocks(request.limit) + len(request.blocks.tables)
+
+    def spare_beside(self, request: Request) -> int:
+        """Blocks that may be given to others while ``request``, whose turn it is, waits for its own.
+
+        Beside all that those may come to hold who came after it, the pool must have room for it: who passes it does
+        not keep it waiting. It has its blocks, at the latest, when those are gone that held some when its turn came.
+        """
+        later = sum(self.most_blocks(other) for other in self._roster.placed() if other.arrival > request.arrival)
+        return self._kv.capacity - self._kv.most_blocks(len(request.token_ids)) - later
 
     def transfer_done(self, result: TransferResult) -> None:
         """Blocks have come from another tier, or gone to it; who waited for them can run."""
@@ -51,22 +63,21 @@ class Admission:
     def _place(self, request: Request) -> bool:
         """Admit a request if there are blocks for every token it knows.
 
-        One block for each running sequence is left to grow into: else the newcomer would soon be preempted. Nobody is
-        passed over for want of blocks, or a long prompt would wait for ever.
+        One block for each running sequence is left to grow into: else the newcomer would soon be preempted.
         """
         kv, roster = self._kv, self._roster
         blocks = request.blocks
         reserve = len(roster.running) * len(blocks.tables) if roster.num_places else 0
         room = kv.num_free - reserve
-        if self._blocked is not None:
-            blocked, less_room, additions = self._blocked
-            if blocked is request and room <= less_room and kv.additions == additions:
+        if request.blocked is not None:
+            less_room, additions, admitted = request.blocked
+            if room <= less_room and kv.additions == additions and self._admitted == admitted:
                 return False
         match = kv.match(blocks, request.token_ids, read_cache=request.reads_cache)
         if kv.admit(blocks, match, len(request.token_ids), reserve=reserve) is None:
-            self._blocked = (request, room, kv.additions)
+            request.blocked = (room, kv.additions, self._admitted)
             return False
-        self._blocked = None
+        self._admitted += 1
         if request.queued_us is None:  # later it finds what was computed for itself
             request.cached_tokens, request.host_tokens = match.tokens, match.host_tokens
             if request.reads_cache:

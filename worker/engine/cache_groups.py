@@ -112,11 +112,16 @@ class CacheGroups:
         """How many tokens must be computed until a window leaves one more block."""
         return min((group.next_left_behind(first_kept[index]) for index, group in self.windowed), default=sys.maxsize)
 
+    def most_blocks(self, num_tokens: int) -> int:
+        """Most blocks that a sequence of ``num_tokens`` tokens holds at once."""
+        end = -(-num_tokens // self.block_size)
+        return sum(min(end, group.most) for group in self.all)
+
     def max_sequence_tokens(self, capacity: int) -> int:
         """Most tokens of a sequence that has ``capacity`` blocks to itself; ``sys.maxsize`` if windows bound them."""
 
         def fits(blocks: int) -> bool:
-            return sum(min(blocks, group.most) for group in self.all) <= capacity
+            return self.most_blocks(blocks * self.block_size) <= capacity
 
         if fits(capacity + 1):
             return sys.maxsize

@@ -27,7 +27,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 1024
     """Requests that may be open beyond ``max_running``; one more is refused at once."""
     max_prefill_per_request: int | None = None
-    """Most prompt tokens of one request in a step; None: the budget, half of it if its tenant has more prompts."""
+    """Most prompt tokens of one request in a step; None: the budget. In either case a prompt of over half a budget lets
+    shorter ones of its tenant go before it in each step, up to half of what it could have, and its tenant's further
+    long prompts go behind all of these."""
     prefix_caching: bool = True
     host_kv_bytes: int = 0
     """Size of the host tier of the KV cache; 0: none."""

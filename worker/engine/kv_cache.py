@@ -104,6 +104,10 @@ class KVCache:
         """Most tokens of a sequence that has the pool to itself; ``sys.maxsize`` where windows bound what it holds."""
         return self._groups.max_sequence_tokens(self._pool.capacity)
 
+    def most_blocks(self, num_tokens: int) -> int:
+        """Most blocks that a sequence of ``num_tokens`` tokens holds at once, if it shares none."""
+        return self._groups.most_blocks(num_tokens)
+
     def sequence(self, token_ids: Sequence[int], salt: str = "") -> SequenceBlocks:
         """A new sequence, without blocks. ``token_ids`` are not looked at before they are matched."""
         root = b"" if self._namer is None else self._namer.root(salt)

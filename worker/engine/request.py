@@ -85,6 +85,7 @@ class Request:
         "ahead_limit",
         "arrival",
         "arrived_at",
+        "blocked",
         "blocks",
         "cached_tokens",
         "displaced",
@@ -159,6 +160,8 @@ class Request:
         """Tokens of the prompt that its tenant's counter was charged for."""
         self.last_step = 0
         """The last step that it was in."""
+        self.blocked: tuple[int, int, int] | None = None
+        """When it could last not be admitted (``worker.engine.admission``)."""
         self.displaced = 0
         """How often another tenant took its place."""
         self.queued_us: int | None = None
@@ -170,6 +173,11 @@ class Request:
         self.told_first = False
         self.special = True
         """Whether an output of it says more than its token."""
+
+    @property
+    def num_left(self) -> int:
+        """Tokens to compute; of one that waits, all that it has: what the cache holds of them shows at admission."""
+        return self.num_tokens - (0 if self.status is Status.WAITING else self.num_scheduled)
 
     @property
     def order(self) -> tuple[int, float, tuple[bool, int], int]:

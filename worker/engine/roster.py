@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from worker.engine.fairness import Tenants
 from worker.engine.kv_cache import KVCache, SequenceBlocks
@@ -34,10 +36,12 @@ class Roster:
     Blocks that a step in flight touches are released only when it has retired, whatever became of the request.
     """
 
-    def __init__(self, kv: KVCache, *, fair: bool = True) -> None:
+    def __init__(self, kv: KVCache, *, most_short: int, fair: bool = True) -> None:
+        """``most_short``: most tokens left to compute of a prompt that is called short."""
         self.kv = kv
+        self.most_short = most_short
         self.open: dict[str, Request] = {}
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(most_short)
         self.loading: dict[SequenceBlocks, Request] = {}
         """Those that wait for KV."""
         self.loaded: list[Request] = []
@@ -64,6 +68,10 @@ class Roster:
     def num_places(self) -> int:
         """Requests that hold blocks and will run."""
         return len(self.running) + len(self.loaded) + len(self.loading)
+
+    def placed(self) -> Iterator[Request]:
+        """The requests that ``num_places`` counts."""
+        return chain(self.running, self.loaded, self.loading.values())
 
     @property
     def num_waiting(self) -> int:
@@ -118,11 +126,11 @@ class Roster:
         self.running.append(request)
 
     def preempt(self, request: Request) -> None:
-        """A running request gives its blocks back, keeps its tokens and waits at the head of its tenant's queue."""
+        """A running request gives its blocks back and keeps its tokens. It waits where it was in order of arrival."""
         self.running.remove(request)
         self._let_go(request)
         request.status = Status.WAITING
-        self.waiting.push_front(request)
+        self.waiting.put_back(request)
         self.preempted.append(request)
         self.preemptions += 1
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from heapq import heapify, heappop, heapreplace
 
 from worker.engine.admission import Admission
 from worker.engine.compute_cost import CostModel
@@ -16,6 +15,7 @@ from worker.engine.preemption import last_in_order
 from worker.engine.request import QueueFull, Request, RequestRejected, Status
 from worker.engine.retirement import Accept, Retirement
 from worker.engine.roster import Roster, Step
+from worker.engine.turns import Turns
 
 _NO_BLOCKS: list[list[int]] = []
 
@@ -24,10 +24,11 @@ class Scheduler:
     """Shares one token budget among all requests, step after step: ``schedule``, run the plan, ``update``.
 
     Decodes go first. What is left of the budget goes to prompts, running ones and waiting ones, in order of class, then
-    least served tenant, then arrival; a prompt of over half a step lets others of its tenant have the other half. A
-    request is admitted when blocks for every token it knows are free, so that only the growth of decodes can use the
-    pool up; then the last running request in that same order is preempted: it gives back its blocks, keeps its tokens,
-    waits at the head of its tenant's queue and is recomputed, as far as the prefix cache does not hold it.
+    least served tenant, then arrival; only that short ones need not wait for the long ones of their tenant
+    (``worker.engine.turns``). A request is admitted when blocks for every token it knows are free, so that only the
+    growth of decodes can use the pool up; then the last running request in that same order is preempted: it gives back
+    its blocks, keeps its tokens, waits before those of its tenant that came later and is recomputed, as far as the
+    prefix cache does not hold it.
 
     Every request ends: ``add`` refuses what would not fit into the whole pool, a preemption for want of blocks lets
     another request draw a token, and displacements are bounded (``worker.engine.preemption``).
@@ -64,7 +65,7 @@ class Scheduler:
         self._clock = clock
         self._kv = kv
         self._costs = costs or CostModel(0)
-        self._roster = Roster(kv, fair=fair)
+        self._roster = Roster(kv, most_short=(max_batched_tokens + 1) // 2, fair=fair)
         self._admission = Admission(kv, self._roster, max_running)
         self._retirement = Retirement(self._roster, self._costs)
         self._deadlines = Deadlines()
@@ -300,44 +301,15 @@ class Scheduler:
         chunks: list[Span],
         chunked: list[Request],
     ) -> None:
-        """Spend the budget on prompts, in order, and admit who waits while it lasts.
-
-        A long prompt steps back for others of its tenant, but half of the step stays its own: short ones need not wait
-        for its end, and it takes what they leave.
-        """
+        """Spend the budget on prompts, in order, and admit who waits while it lasts."""
         roster = self._roster
-        started = [(request.order, request) for request in prefills + roster.loaded]
-        heapify(started)
-        half = (self.max_batched_tokens + 1) // 2
-        reserved = min(half, self.max_prefill)
-        long: Request | None = None
-        while budget:
-            # Counters have grown since the entry was made; they never shrink, so what stands behind is no earlier.
-            while started and started[0][0] != started[0][1].order:
-                heapreplace(started, (started[0][1].order, started[0][1]))
-            head = roster.waiting.head() if open_door else None
-            if head is not None and started and head.order > started[0][0]:
-                head = None
-            first = head or (started[0][1] if started else None)
-            if long is not None and (budget <= reserved or first is None or first.tenant is not long.tenant):
-                request, long = long, None
-            elif head is not None:
-                if not self._admission.admit(head, number):
-                    open_door = False
-                    continue
-                if head.status is not Status.LOADED:
-                    continue
-                request = head
-            elif started:
-                request = heappop(started)[1]
-            else:
-                return
-            if request.status is Status.WAITING:
-                continue  # it was displaced
-            if first is request and long is None and request.num_tokens - request.num_scheduled > half:
-                long = request
-                continue
-            span = self._chunk(request, budget if long is None else budget - reserved, number, new)
+        started = prefills + roster.loaded
+        if not started and not len(roster.waiting):
+            return
+        turns = Turns(roster, self._admission, number, started, max_prefill=self.max_prefill, admits=open_door)
+        while budget and (turn := turns.next(budget)) is not None:
+            request, most = turn
+            span = self._chunk(request, most, number, new)
             if span is not None:
                 budget -= span.count
                 chunks.append(span)

@@ -79,23 +79,38 @@ def test_counters_of_idle_classes_and_paid_debts_are_forgotten() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=3, max_size=3),
+    st.lists(
+        st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=3), min_size=3, max_size=3
+    ),
     st.lists(st.sampled_from([1.0, 2.0, 0.5]), min_size=3, max_size=3),
     st.integers(2, 8),
     st.integers(8, 40),
+    st.none() | st.integers(1, 20),
 )
 def test_tenants_that_always_have_work_are_served_alike_within_the_bound(
-    shapes: list[tuple[int, int]], weights: list[float], max_running: int, budget: int
+    shapes: list[list[tuple[int, int]]],
+    weights: list[float],
+    max_running: int,
+    budget: int,
+    max_prefill: int | None,
 ) -> None:
     """Whatever the lengths of their requests; what they were given is divided by their weights."""
-    s = scheduler(400, max_running=max_running, max_batched_tokens=budget, max_waiting=500)
+    s = scheduler(
+        400,
+        max_running=max_running,
+        max_batched_tokens=budget,
+        max_waiting=500,
+        max_prefill_per_request=max_prefill,
+    )
     waiting: Counter[str] = Counter()
+    lengths: dict[str, int] = {}
     for number in range(60):
-        for name, (prompt, output), weight in zip("abc", shapes, weights, strict=True):
+        for name, own, weight in zip("abc", shapes, weights, strict=True):
+            prompt, output = own[number % len(own)]
             s.add(request(f"{name}-{number}", prompt, output, tenant=name, weight=weight))
+            lengths[f"{name}-{number}"] = prompt
             waiting[name] += 1
-    lengths = dict(zip("abc", (prompt for prompt, _ in shapes), strict=True))
-    in_flight = max_running * max(prompt + output for prompt, output in shapes)
+    in_flight = max_running * max(prompt + output for own in shapes for prompt, output in own)
     bound = 2 * max(INPUT_CHARGE * max(lengths.values()), OUTPUT_CHARGE * in_flight) / min(weights)
     served: Counter[str] = Counter()
     owners: dict[int, str] = {}
@@ -108,7 +123,7 @@ def test_tenants_that_always_have_work_are_served_alike_within_the_bound(
             owners[request_.key] = request_.request_id
         for span in plan.spans:
             owner = owners[span.key]
-            end = min(span.start + span.count, lengths[owner[0]])
+            end = min(span.start + span.count, lengths[owner])
             served[owner[0]] += max(0, end - paid[owner]) * INPUT_CHARGE + span.sample * OUTPUT_CHARGE
             paid[owner] = max(end, paid[owner])
         for output in run(s, plan):

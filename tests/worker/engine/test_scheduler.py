@@ -58,32 +58,6 @@ def test_a_bound_on_one_prompts_chunk_lets_short_ones_in_beside_a_long_one() -> 
     assert spans(s.schedule()) == [(0, 4, 1, True), (1, 5, 1, True), (2, 6, 6, False)]
 
 
-def test_a_long_prompt_leaves_half_a_step_to_others_of_its_tenant_and_takes_what_they_leave() -> None:
-    s = scheduler(max_batched_tokens=20)
-    s.add(request("long", 60, 2))
-    plan = s.schedule()
-    assert spans(plan) == [(0, 0, 20, False)]  # alone it has the whole step
-    run(s, plan)
-    s.add(request("short", 4, 2))
-    s.add(request("also long", 40, 2))
-    plan = s.schedule()
-    assert spans(plan) == [(1, 0, 4, True), (2, 0, 6, False), (0, 20, 10, False)]
-    run(s, plan)
-    plan = s.schedule()
-    assert spans(plan) == [(1, 4, 1, True), (2, 6, 9, False), (0, 30, 10, False)]
-
-
-def test_a_long_prompt_gives_other_tenants_nothing_before_their_turn() -> None:
-    s = scheduler(max_batched_tokens=20)
-    s.add(request("long", 60, 2, tenant="a"))
-    s.add(request("short", 4, 2, tenant="b"))
-    s.add(request("own", 3, 2, tenant="a"))
-    plan = s.schedule()
-    assert spans(plan) == [(0, 0, 3, True), (1, 0, 17, False)]
-    run(s, plan)
-    assert spans(s.schedule()) == [(0, 3, 1, True), (2, 0, 4, True), (1, 17, 15, False)]
-
-
 def test_a_prefill_of_a_higher_class_never_starves_a_decode() -> None:
     s = scheduler(max_batched_tokens=8)
     s.add(request("short", 2, 12, priority=1))
