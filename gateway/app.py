@@ -17,6 +17,7 @@ from gateway.backends.fleet_worker import FleetWorker
 from gateway.backends.relay import Relay, TimeLimits
 from gateway.backends.transport import Transport
 from gateway.billing.drainer import Drainer
+from gateway.billing.reports import end_user_hasher
 from gateway.clock import Clock, SystemClock
 from gateway.db.engine import create_engine, transaction
 from gateway.db.migrate import check_schema
@@ -25,6 +26,7 @@ from gateway.http.fleet import fleet_handlers
 from gateway.http.health import health_handlers
 from gateway.http.openai.chat import chat_handler
 from gateway.http.openai.models import model_handlers
+from gateway.http.tenant_usage import tenant_usage_handlers
 from gateway.http.usage import usage_handlers
 from gateway.pipeline import Pipeline
 from gateway.routing.policy import Balancer
@@ -52,6 +54,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     # Sums over the ledger may take long. Nobody's key or budget waits for a connection until reports are done.
     budgets_engine = create_engine(settings.database_url, pool_size=4)
     reports_engine = create_engine(settings.database_url, pool_size=2)
+    hash_end_user = end_user_hasher(settings.secret_key)
     admission = create_admission(settings, budgets_engine, clock)
     tenants = Tenants(engine, clock, cache_s=settings.principal_cache_s)
     catalog = Catalog(engine, clock, cache_s=CATALOG_CACHE_S)
@@ -95,7 +98,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         route_handlers=[
             chat_handler(pipeline, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s),
             *model_handlers(pipeline),
-            *usage_handlers(tenants, reports_engine),
+            *usage_handlers(tenants, reports_engine, hash_end_user),
+            *tenant_usage_handlers(tenants, reports_engine, hash_end_user),
             *fleet_handlers(registry, catalog, fleet_token=settings.fleet_token),
             *health_handlers(
                 {"postgres": postgres_answers, "schema": schema_is_current, "redis": registry.refresh},

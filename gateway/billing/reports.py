@@ -1,121 +1,82 @@
-"""Usage reports: what was asked, used and charged, summed by whatever the reader wants to see apart.
-
-Whole quarter hours come from the rollups, ragged ends of a range from the rows, in one statement and so one snapshot:
-the parts of a range always add up to the whole, and to the rows.
-"""
+"""Usage reports: what was asked, used and charged, summed by whatever the reader wants to see apart."""
 
 from __future__ import annotations
 
-import zoneinfo
-from collections.abc import Collection
-from datetime import UTC, date, datetime, timedelta
-from typing import Any, Literal
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
-import msgspec
-from sqlalchemy import ARRAY, Date, Select, any_, cast, func, literal, or_, select, union_all
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import ARRAY, Text, any_, cast, func, literal, or_, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.billing.ledger import QUARTER_S, quarter_of
-from gateway.billing.usage import Status, usd_text
-from gateway.db.engine import transaction
-from gateway.db.tables import dead_usage_events, tenants, usage_events, usage_rollup
+from gateway.billing.ledger import QUARTER_S
+from gateway.billing.local_time import Range, common, slots
+from gateway.billing.report_query import (
+    InvalidReport,
+    NotFound,
+    UsageQuery,
+    range_of,
+)
+from gateway.billing.report_source import Filters, rollup_or_rows, rows
+from gateway.billing.report_statement import UNITS, Report, Statement
+from gateway.db.engine import tenant_transaction, transaction
+from gateway.db.tables import api_keys, dead_usage_events, projects, tenants, usage_events, usage_rollup
+from gateway.secret_key import SecretKey
+from gateway.tenants.end_users import end_user_hash
 
-Dimension = Literal["tenant", "key", "route", "status", "day"]
-DIMENSIONS: tuple[Dimension, ...] = ("tenant", "key", "route", "status", "day")
-STATUSES: tuple[Status, ...] = ("ok", "aborted", "failed", "abandoned", "cache_hit", "replayed")
 REPORT_TIMEOUT_S = 30.0
-_EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
-_LATEST = datetime(2200, 1, 1, tzinfo=UTC)
-_MEASURES = ("prompt_tokens", "completion_tokens", "cached_tokens", "charged_nano_usd", "cost_nano_usd")
+HashEndUser = Callable[[UUID, str], str]
+"""The keyed hash under which the ledger knows a tenant's end user."""
+InvalidRange = InvalidReport
+_HASH = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
-class InvalidRange(ValueError):
-    """A report that cannot be made as asked; the message says what to change."""
-
-
-class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of a report. Dimensions that were not asked for are None; amounts are given exactly."""
-
-    tenant: str | None = None
-    """Name of the tenant; its id, should it be gone."""
-    key_id: str | None = None
-    route: str | None = None
-    status: Status | None = None
-    day: date | None = None
-    requests: int
-    requests_by_status: dict[str, int]
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    charged_nano_usd: int
-    charged_usd: str
-    """The same amount in USD, all nine decimal places."""
-    cost_nano_usd: int
-    cost_usd: str
+def end_user_hasher(secret_key: str | None) -> HashEndUser | None:
+    """``secret_key``: the deployment's, of which the ledger's hashes were made."""
+    if secret_key is None:
+        return None
+    key = SecretKey(secret_key)
+    return lambda tenant_id, given: end_user_hash(key, tenant_id, given)
 
 
 async def usage_report(
-    engine: AsyncEngine,
-    *,
-    tenant: UUID | None = None,
-    start: datetime | None = None,
-    end: datetime | None = None,
-    group_by: Collection[Dimension] = (),
-    timezone: str = "UTC",
-) -> list[UsageRow]:
-    """Requests admitted at or after ``start`` and before ``end``, sorted by what they are grouped by.
+    engine: AsyncEngine, query: UsageQuery, *, own: UUID | None = None, hash_end_user: HashEndUser | None = None
+) -> Report:
+    """Answer ``query``. Without ``group_by``: one row, or none if nothing was used.
 
-    tenant: one tenant; all, if None. start, end: timezone-aware; None means without end on that side. ``day``
-    groups by the days of ``timezone`` (IANA name). Without ``group_by``: one row, or none if nothing was used.
-    Raises InvalidRange, DatabaseUnavailable.
+    own: the tenant that asks; it sees its own requests alone. None: an administrator asks. hash_end_user: None if end
+    users can be named by their hashes only. Raises InvalidReport, NotFound, DatabaseUnavailable.
     """
-    begin, finish = _range(start, end)
-    wanted = [dimension for dimension in DIMENSIONS if dimension in group_by]
-    if len(wanted) != len(set(group_by)):
-        raise InvalidRange(f"group_by takes {', '.join(DIMENSIONS)}")
-    _check_zone(timezone)
-    source = _source(tenant, begin, finish).subquery()
-    labels = {
-        "tenant": func.coalesce(tenants.c.name, func.cast(source.c.tenant_id, tenants.c.name.type)),
-        "key": source.c.key_id,
-        "route": source.c.route,
-        "status": source.c.status,
-        "day": cast(func.timezone(timezone, source.c.moment), Date),
-    }
-    groups = [labels[dimension].label(dimension) for dimension in wanted]
-    query = (
-        select(
-            *groups,
-            func.sum(source.c.requests).label("requests"),
-            *(func.sum(source.c[name]).label(name) for name in _MEASURES),
-            *(
-                func.coalesce(func.sum(source.c.requests).filter(source.c.status == status), 0).label(f"of_{status}")
-                for status in STATUSES
-            ),
-        )
-        .select_from(source.outerjoin(tenants, tenants.c.id == source.c.tenant_id))
-        .group_by(*groups)
-        .having(func.sum(source.c.requests) > 0)
-        .order_by(*groups)
-    )
-    async with transaction(engine, timeout_s=REPORT_TIMEOUT_S) as connection:
-        return [_row(row, wanted) for row in await connection.execute(query)]
+    checked = query.checked()
+    async with reading(engine, own) as connection:
+        filters = await _filters(connection, query, own, hash_end_user)
+        ranges = checked.ranges
+        units = [unit for unit in UNITS if unit in checked.group_by]
+        if units:
+            ranges = common(ranges, await _recorded(connection, filters))
+        begins = {unit: slots(unit, ranges[0][0], ranges[-1][1], checked.zone) if ranges else [] for unit in units}
+        statement = Statement(checked, filters, ranges, begins, str(own))
+        if not ranges:
+            return Report([], None)
+        return statement.report(list(await connection.execute(statement.query())))
 
 
 async def charged_between(
     engine: AsyncEngine, tenant_id: UUID, start: datetime, end: datetime, *, excluding: Collection[UUID] = ()
 ) -> int:
     """Nano-USD charged to a tenant for requests admitted from ``start`` to before ``end``, as far as the ledger has
-    them. ``excluding``: requests to leave out. Raises InvalidRange, DatabaseUnavailable."""
-    begin, finish = _range(start, end)
-    source = _source(tenant_id, begin, finish).subquery()
+    them. ``excluding``: requests to leave out. Raises InvalidReport, DatabaseUnavailable."""
+    ranges, filters = [range_of(start, end)], Filters(tenants=[tenant_id])
+    source = rollup_or_rows(ranges, filters).subquery()
     amount = select(func.coalesce(func.sum(source.c.charged_nano_usd), 0)).scalar_subquery()
     request_id = usage_events.c.request_id
     # One parameter, however many they are: Postgres takes 65,535 at most.
     excluded = request_id == any_(literal(list(excluding), ARRAY(request_id.type)))
-    rows = _events(tenant_id, [(begin, finish)]).where(excluded).subquery()
-    left_out = select(func.coalesce(func.sum(rows.c.charged_nano_usd), 0)).scalar_subquery()
+    without = rows(ranges, filters).where(excluded).subquery()
+    left_out = select(func.coalesce(func.sum(without.c.charged_nano_usd), 0)).scalar_subquery()
     async with transaction(engine, timeout_s=REPORT_TIMEOUT_S) as connection:
         return int(await connection.scalar(select(amount - left_out if excluding else amount)) or 0)
 
@@ -126,73 +87,85 @@ async def dead_event_count(engine: AsyncEngine) -> int:
         return int(await connection.scalar(select(func.count()).select_from(dead_usage_events)) or 0)
 
 
-def _range(start: datetime | None, end: datetime | None) -> tuple[datetime, datetime]:
-    for name, moment in (("start", start), ("end", end)):
-        if moment is not None and moment.tzinfo is None:
-            raise InvalidRange(f"{name} needs a time zone: write 2027-01-01T00:00:00Z")
-    # No row lies outside of these, and arithmetic near the calendar's own ends would overflow.
-    begin = min(max(start or _EARLIEST, _EARLIEST), _LATEST).astimezone(UTC)
-    finish = max(min(end or _LATEST, _LATEST), _EARLIEST).astimezone(UTC)
-    if start is not None and end is not None and start >= end:
-        raise InvalidRange("start must be before end")
-    return begin, finish
+@asynccontextmanager
+async def reading(engine: AsyncEngine, own: UUID | None) -> AsyncIterator[AsyncConnection]:
+    """A transaction for long sums; ``own``: the tenant whose rows alone it sees. Raises DatabaseUnavailable."""
+    if own is None:
+        opened = transaction(engine, timeout_s=REPORT_TIMEOUT_S)
+    else:
+        opened = tenant_transaction(engine, own, timeout_s=REPORT_TIMEOUT_S)
+    async with opened as connection:
+        # Compiling a statement takes longer than running it, and a sum that spills to disk is a slow one.
+        await connection.execute(text("SELECT set_config('jit', 'off', true), set_config('work_mem', '64MB', true)"))
+        yield connection
 
 
-def _check_zone(timezone: str) -> None:
-    try:
-        zoneinfo.ZoneInfo(timezone)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        raise InvalidRange(f"{timezone[:100]!r} is not a time zone; use an IANA name such as Europe/Berlin") from None
-
-
-def _source(tenant: UUID | None, begin: datetime, finish: datetime) -> Any:
-    """Rollups of the whole quarter hours in the range, and rows of its ragged ends."""
-    first = quarter_of(begin)
-    if first != begin:
-        first += timedelta(seconds=QUARTER_S)
-    last = quarter_of(finish)
-    if first >= last:
-        return _events(tenant, [(begin, finish)])
-    whole = select(
-        usage_rollup.c.bucket.label("moment"),
-        usage_rollup.c.tenant_id,
-        usage_rollup.c.key_id,
-        usage_rollup.c.route,
-        usage_rollup.c.status,
-        usage_rollup.c.requests,
-        *(usage_rollup.c[name] for name in _MEASURES),
-    ).where(usage_rollup.c.bucket >= first, usage_rollup.c.bucket < last)
-    if tenant is not None:
-        whole = whole.where(usage_rollup.c.tenant_id == tenant)
-    ragged = [(a, b) for a, b in ((begin, first), (last, finish)) if a < b]
-    return union_all(whole, _events(tenant, ragged)) if ragged else whole
-
-
-def _events(tenant: UUID | None, ranges: list[tuple[datetime, datetime]]) -> Select[Any]:
-    admitted_at = usage_events.c.admitted_at
-    query = select(
-        admitted_at.label("moment"),
-        usage_events.c.tenant_id,
-        usage_events.c.key_id,
-        usage_events.c.route,
-        usage_events.c.status,
-        literal(1).label("requests"),
-        *(usage_events.c[name] for name in _MEASURES),
-    ).where(or_(*((admitted_at >= begin) & (admitted_at < finish) for begin, finish in ranges)))
-    return query if tenant is None else query.where(usage_events.c.tenant_id == tenant)
-
-
-def _row(row: Any, wanted: list[Dimension]) -> UsageRow:
-    named = {"key_id" if dimension == "key" else dimension: getattr(row, dimension) for dimension in wanted}
-    return UsageRow(
-        **named,
-        requests=int(row.requests),
-        requests_by_status={status: int(getattr(row, f"of_{status}")) for status in STATUSES},
-        prompt_tokens=int(row.prompt_tokens),
-        completion_tokens=int(row.completion_tokens),
-        cached_tokens=int(row.cached_tokens),
-        charged_nano_usd=int(row.charged_nano_usd),
-        charged_usd=usd_text(int(row.charged_nano_usd)),
-        cost_nano_usd=int(row.cost_nano_usd),
-        cost_usd=usd_text(int(row.cost_nano_usd)),
+async def _filters(
+    connection: AsyncConnection, query: UsageQuery, own: UUID | None, hash_end_user: HashEndUser | None
+) -> Filters:
+    """What the query's names stand for. Raises NotFound, InvalidReport."""
+    owners: list[UUID] | None = [own] if own is not None else None
+    if query.tenant and own is None:
+        found = await connection.execute(select(tenants.c.id, tenants.c.name).where(_named(tenants.c, query.tenant)))
+        owners = _all_found("tenant", query.tenant, [(row.id, row.name) for row in found])
+    wanted: list[UUID] | None = None
+    if query.project:
+        statement = select(projects.c.id, projects.c.name).where(_named(projects.c, query.project))
+        if owners is not None:
+            statement = statement.where(projects.c.tenant_id.in_(owners))
+        found = await connection.execute(statement)
+        wanted = _all_found("project", query.project, [(row.id, row.name) for row in found])
+    if query.key:
+        statement = select(api_keys.c.public_id).where(api_keys.c.public_id.in_(query.key))
+        statement = statement.where(api_keys.c.tenant_id.in_(owners) if owners else api_keys.c.tenant_id.is_not(None))
+        known = set(await connection.scalars(statement))
+        for key in query.key:
+            if key not in known:
+                raise NotFound("key", key)
+    return Filters(
+        tenants=owners,
+        projects=wanted,
+        keys=query.key or None,
+        models=query.model or None,
+        backends=query.backend or None,
+        statuses=query.status or None,
+        end_users=_end_users(query.end_user, owners, hash_end_user) if query.end_user else None,
+        tags=query.tag or None,
     )
+
+
+def _named(columns: Any, refs: Sequence[str]) -> Any:
+    return or_(columns.name.in_(refs), cast(columns.id, Text).in_([ref.lower() for ref in refs]))
+
+
+def _all_found(parameter: str, refs: Sequence[str], found: list[tuple[UUID, str]]) -> list[UUID]:
+    known = {name for _, name in found} | {str(each) for each, _ in found}
+    for ref in refs:
+        if ref not in known and ref.lower() not in known:
+            raise NotFound(parameter, ref)
+    return [each for each, _ in found]
+
+
+def _end_users(given: Sequence[str], owners: list[UUID] | None, hash_end_user: HashEndUser | None) -> list[str]:
+    """Hashes of what was given, and what may be a hash itself: no name is likely to be another's hash."""
+    hashes = []
+    for value in given:
+        if _HASH.fullmatch(value):
+            hashes.append(value)
+        elif owners is None or hash_end_user is None:
+            raise InvalidReport(
+                "end_user", "end_user takes the 32 hex digits that reports show or, beside a tenant, the user's own id"
+            )
+        if owners is not None and hash_end_user is not None:
+            hashes += [hash_end_user(owner, value) for owner in owners]
+    return hashes
+
+
+async def _recorded(connection: AsyncConnection, filters: Filters) -> list[Range]:
+    """From the first to the last quarter hour in which anything was used."""
+    bucket = usage_rollup.c.bucket
+    query = select(func.min(bucket), func.max(bucket))
+    if filters.tenants is not None:
+        query = query.where(usage_rollup.c.tenant_id.in_(filters.tenants))
+    first, last = (await connection.execute(query)).one()
+    return [] if first is None else [(first.astimezone(UTC), last.astimezone(UTC) + timedelta(seconds=QUARTER_S))]

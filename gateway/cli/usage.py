@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import date, datetime
+from typing import Any, Literal, TypeVar, get_args
 
 import click
 import msgspec
 
-from gateway.billing.reports import DIMENSIONS, STATUSES, Dimension, UsageRow, dead_event_count, usage_report
-from gateway.billing.usage import usd_text
+from gateway.billing.export import cell, csv_of
+from gateway.billing.report_query import DIMENSIONS, MEASURES, STATUSES, Dimension, InvalidReport, NotFound, UsageQuery
+from gateway.billing.report_rows import AdminUsageRow, fields_of, total
+from gateway.billing.report_statement import Report
+from gateway.billing.reports import dead_event_count, end_user_hasher, usage_report
+from gateway.billing.usage import Status
 from gateway.cli.session import Session, run
 from gateway.cli.values import MomentType, echo_table, resolve, zone_named
+from gateway.settings import load_settings
 
-_COUNTS = ("REQUESTS", *(status.upper() for status in STATUSES), "PROMPT TOKENS", "COMPLETION TOKENS", "CHARGED USD")
+_TOKENS = ("PROMPT TOKENS", "COMPLETION TOKENS")
+_ALIASES = {"route": "model"}
+F = TypeVar("F", bound=Callable[..., Any])
+Format = Literal["table", "json", "csv"]
 
 
 class _Report(msgspec.Struct, frozen=True):
     tenant: str | None
     start: datetime | None
     end: datetime | None
-    data: list[UsageRow]
+    data: Sequence[AdminUsageRow]
+
+
+def _filter(name: str, metavar: str, help: str) -> Callable[[F], F]:
+    return click.option(f"--{name}", metavar=metavar, multiple=True, help=f"{help}; may be given several times.")
 
 
 @click.command()
@@ -30,36 +44,70 @@ class _Report(msgspec.Struct, frozen=True):
     "--group-by",
     "group_by",
     multiple=True,
-    type=click.Choice(DIMENSIONS),
-    help="What to sum apart; may be given several times. [tenant, unless one is named, and route]",
+    type=click.Choice([*DIMENSIONS, *_ALIASES]),
+    help="What to sum apart; may be given several times. [tenant, unless one is named, and model]",
 )
-@click.option("--timezone", default="UTC", show_default=True, metavar="ZONE", help="Zone of dates and days.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with cached tokens and cost as well.")
+@_filter("project", "NAME", "Only this project")
+@_filter("key", "ID", "Only by this key")
+@_filter("model", "NAME", "Only for this model")
+@_filter("backend", "ID", "Only served by this backend")
+@_filter("end-user", "ID", "Only of this end user, by the client's id for it or the hash that is shown")
+@_filter("tag", "TAG", "Only with this tag")
+@click.option("--status", multiple=True, type=click.Choice(STATUSES), help="Only with this status.")
+@_filter("month", "2026-11", "Only in this month")
+@click.option(
+    "--order-by", metavar="COLUMN", help=f"{', '.join(MEASURES)}, or what is grouped by; -charged: most first."
+)
+@click.option("--limit", type=click.IntRange(1, 10_000), help="Only so many lines.")
+@click.option(
+    "--timezone", default="UTC", show_default=True, metavar="ZONE", help="Zone of dates, hours, days, months."
+)
+@click.option("--format", "form", type=click.Choice(get_args(Format)), default="table", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="As --format json.")
 def usage(
     tenant: str | None,
     start: date | datetime | None,
     end: date | datetime | None,
-    group_by: tuple[Dimension, ...],
+    group_by: tuple[str, ...],
     timezone: str,
+    form: Format,
     as_json: bool,
+    **filters: Any,
 ) -> None:
-    """Show requests by status, tokens, and what was charged, to the last nano-USD."""
+    """Show requests by status, tokens, and what was charged, to the last nano-USD.
+
+    JSON and CSV have all kinds of tokens and what the requests cost as well.
+    """
     zone = zone_named(timezone)
-    begin, finish = resolve(start, zone), resolve(end, zone)
-    wanted: tuple[Dimension, ...] = group_by or (("route",) if tenant else ("tenant", "route"))
+    wanted: Any = [_ALIASES.get(name, name) for name in group_by] or (["model"] if tenant else ["tenant", "model"])
+    query = UsageQuery(
+        start=resolve(start, zone),
+        end=resolve(end, zone),
+        timezone=timezone,
+        group_by=list(dict.fromkeys(wanted)),
+        tenant=[tenant] if tenant else [],
+        **filters,
+    )
 
-    async def work(session: Session) -> tuple[list[UsageRow], int]:
-        tenant_id = None if tenant is None else (await session.tenants.tenant(tenant)).id
-        rows = await usage_report(
-            session.engine, tenant=tenant_id, start=begin, end=finish, group_by=wanted, timezone=timezone
-        )
-        return rows, await dead_event_count(session.engine)
+    async def work(session: Session) -> tuple[Report, int]:
+        try:
+            report = await usage_report(
+                session.engine, query, hash_end_user=end_user_hasher(load_settings().secret_key)
+            )
+        except NotFound as fault:
+            raise InvalidReport(
+                fault.parameter, f"{fault}; `penstock {fault.parameter} list` shows those there are"
+            ) from None
+        return report, await dead_event_count(session.engine)
 
-    rows, dead = run(work)
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(_Report(tenant, begin, finish, rows))).decode())
-    elif rows:
-        _show(rows, wanted)
+    report, dead = run(work)
+    if as_json or form == "json":
+        body = msgspec.json.encode(_Report(tenant, query.start, query.end, report.rows))
+        click.echo(msgspec.json.format(body).decode())
+    elif form == "csv":
+        click.echo(csv_of(report.rows, query.group_by, costs=True), nl=False)
+    elif report.rows:
+        _show(report, query.group_by)
     else:
         click.echo(f"No usage of {f'tenant {tenant}' if tenant else 'any tenant'} in this time.")
     if dead:
@@ -70,32 +118,24 @@ def usage(
         )
 
 
-def _show(rows: list[UsageRow], wanted: tuple[Dimension, ...]) -> None:
-    names = [dimension for dimension in DIMENSIONS if dimension in wanted]
-    table: list[list[object]] = [
-        [getattr(row, "key_id" if name == "key" else name) for name in names] + _counts(row) for row in rows
-    ]
-    if len(rows) > 1:
-        table.append(["total", *[""] * (len(names) - 1), *_counts(_total(rows))])
-    echo_table([*map(str.upper, names), *_COUNTS], table, numbers=_COUNTS)
+def _show(report: Report, wanted: Sequence[Dimension]) -> None:
+    """A status that no request had needs no column."""
+    statuses = [status for status in STATUSES if any(row.requests_by_status[status] for row in report.rows)]
+    fields = [field for dimension in wanted for field in fields_of(dimension) if field != "project_id"]
+    table = [[_shown(getattr(row, name)) for name in fields] + _counts(row, statuses) for row in report.rows]
+    # Requests with several tags are in several lines, and those that --limit left out are in none.
+    if len(report.rows) > 1 and "tag" not in wanted and report.next_cursor is None:
+        table.append(["total", *[""] * (len(fields) - 1), *_counts(total(report.rows), statuses)])
+    counts = ("REQUESTS", *(status.upper() for status in statuses), *_TOKENS, "CHARGED USD")
+    echo_table([*(name.upper().replace("_", " ") for name in fields), *counts], table, numbers=counts)
+    if report.next_cursor is not None:
+        click.echo("There are more lines than --limit shows.", err=True)
 
 
-def _counts(row: UsageRow) -> list[object]:
-    by_status = [row.requests_by_status[status] for status in STATUSES]
+def _shown(value: object) -> str:
+    return cell(value) if value is not None else "-"
+
+
+def _counts(row: AdminUsageRow, statuses: Sequence[Status]) -> list[object]:
+    by_status = [row.requests_by_status[status] for status in statuses]
     return [row.requests, *by_status, row.prompt_tokens, row.completion_tokens, row.charged_usd]
-
-
-def _total(rows: list[UsageRow]) -> UsageRow:
-    charged = sum(row.charged_nano_usd for row in rows)
-    cost = sum(row.cost_nano_usd for row in rows)
-    return UsageRow(
-        requests=sum(row.requests for row in rows),
-        requests_by_status={status: sum(row.requests_by_status[status] for row in rows) for status in STATUSES},
-        prompt_tokens=sum(row.prompt_tokens for row in rows),
-        completion_tokens=sum(row.completion_tokens for row in rows),
-        cached_tokens=sum(row.cached_tokens for row in rows),
-        charged_nano_usd=charged,
-        charged_usd=usd_text(charged),
-        cost_nano_usd=cost,
-        cost_usd=usd_text(cost),
-    )

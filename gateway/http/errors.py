@@ -15,6 +15,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap
 
 from gateway.admission.redis import RedisUnavailable
+from gateway.billing.report_query import InvalidReport, NotFound
 from gateway.db.engine import DatabaseUnavailable
 from gateway.ids import uuid7
 from gateway.routing.registry import RegistryUnavailable
@@ -41,12 +42,12 @@ def _speaks_openai(request: AnyRequest) -> bool:
 
 
 def _answer(
-    request: AnyRequest, status: int, message: str, code: str | None, headers: dict[str, str]
+    request: AnyRequest, status: int, message: str, code: str | None, headers: dict[str, str], param: str | None = None
 ) -> Response[bytes]:
     headers = {"x-request-id": str(uuid7()), **headers}
     if _speaks_openai(request):
         kind = "invalid_request_error" if status < 500 else "server_error"
-        body = ApiError(status, message, type=kind, code=code).encode()
+        body = ApiError(status, message, type=kind, param=param, code=code).encode()
         return Response(body, status_code=status, headers=headers, media_type="application/json")
     problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": message}
     return Response(
@@ -73,7 +74,13 @@ def _http_exception(request: AnyRequest, exception: HTTPException) -> Response[b
         return _crashed(request, exception)
     else:
         message, code = _details(exception), "bad_request"
-    return _answer(request, status, message, code, dict(exception.headers or {}))
+    return _answer(request, status, message, code, dict(exception.headers or {}), _parameter(exception))
+
+
+def _parameter(exception: HTTPException) -> str | None:
+    """The first parameter that Litestar found at fault."""
+    extra = exception.extra if isinstance(exception.extra, list) else []
+    return next((str(fault["key"]) for fault in extra if isinstance(fault, dict) and "key" in fault), None)
 
 
 def _details(exception: HTTPException) -> str:
@@ -81,6 +88,12 @@ def _details(exception: HTTPException) -> str:
     extra = exception.extra if isinstance(exception.extra, list) else []
     faults = [f"{fault.get('key')}: {fault.get('message')}" for fault in extra if isinstance(fault, dict)]
     return "; ".join(faults) or exception.detail or HTTPStatus(exception.status_code).phrase
+
+
+def _invalid_report(request: AnyRequest, fault: InvalidReport) -> Response[bytes]:
+    message = str(fault) if fault.parameter in str(fault) else f"{fault.parameter}: {fault}"
+    status, code = (404, "not_found") if isinstance(fault, NotFound) else (400, "bad_request")
+    return _answer(request, status, message, code, {}, fault.parameter)
 
 
 def _services_away(request: AnyRequest, fault: Exception) -> Response[bytes]:
@@ -98,6 +111,7 @@ def _crashed(request: AnyRequest, exception: Exception) -> Response[bytes]:
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {
     ApiError: _api_error,
     Problem: _problem,
+    InvalidReport: _invalid_report,
     HTTPException: _http_exception,
     DatabaseUnavailable: _services_away,
     RedisUnavailable: _services_away,

@@ -2,71 +2,108 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any
+from datetime import date
+from typing import Annotated, Final
 
-import msgspec
-from litestar import Request, get
+from litestar import Response, get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import QueryParameter
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.billing.reports import Dimension, InvalidRange, UsageRow, usage_report
-from gateway.http.client import bearer
-from gateway.http.errors import Problem
-from gateway.tenants.records import InvalidKey, UnknownTenant
+from gateway.billing.report_query import Dimension, UsageQuery
+from gateway.billing.reports import HashEndUser, usage_report
+from gateway.billing.usage import Status
+from gateway.http.admin.auth import require_admin
+from gateway.http.operations import ADMIN_ERRORS, operation
+from gateway.http.usage_answer import (
+    DEFAULT_LIMIT,
+    AdminUsageReport,
+    AnyRequest,
+    Cursor,
+    End,
+    EndUsers,
+    FormatParameter,
+    Hours,
+    Keys,
+    Limit,
+    Models,
+    Months,
+    OrderBy,
+    Projects,
+    Start,
+    Tags,
+    Timezone,
+    answer,
+    check_parameters,
+    format_of,
+)
 from gateway.tenants.service import Tenants
 
-
-class UsageReport(msgspec.Struct, frozen=True):
-    """``data``: one row for each combination of what was grouped by; one row for all, without ``group_by``."""
-
-    tenant: str | None
-    start: datetime | None
-    end: datetime | None
-    data: list[UsageRow]
-
-
-Tenant = Annotated[str | None, QueryParameter(description="Name of a tenant; all tenants, if left out.")]
-Start = Annotated[
-    datetime | None, QueryParameter(description="From this time on, with its zone: 2027-01-01T00:00:00Z.")
-]
-End = Annotated[datetime | None, QueryParameter(description="Before this time.")]
 GroupBy = Annotated[
-    list[Dimension] | None, QueryParameter(description="What to sum apart; may be given several times.")
+    list[Dimension] | None, QueryParameter(description="What to sum apart, and sort by; may be given several times.")
 ]
-Timezone = Annotated[str, QueryParameter(description="IANA name of the zone whose days `day` groups by.")]
+TenantNames = Annotated[list[str] | None, QueryParameter(description="Only these tenants, by name or id.")]
+Backends = Annotated[list[str] | None, QueryParameter(description="Only served by these backends; empty: by none.")]
+Statuses = Annotated[list[Status] | None, QueryParameter(description="Only with these statuses.")]
+Days = Annotated[list[date] | None, QueryParameter(description="Only on these days.")]
+_PARAMETERS: Final = (*UsageQuery.__struct_fields__, "format")
 
 
-def usage_handlers(tenants: Tenants, engine: AsyncEngine) -> list[HTTPRouteHandler]:
-    @get("/admin/v1/usage", operation_id="reportUsage", summary="Report usage and cost", tags=["Administration"])
+def usage_handlers(
+    tenants: Tenants, engine: AsyncEngine, hash_end_user: HashEndUser | None = None
+) -> list[HTTPRouteHandler]:
+    @get(
+        "/admin/v1/usage",
+        operation_id="reportUsage",
+        operation_class=operation(ADMIN_ERRORS, media_types=("text/csv",)),
+        summary="Report usage and cost",
+        tags=["Administration"],
+    )
     async def report(
-        request: Request[Any, Any, Any],
-        tenant: Tenant = None,
+        request: AnyRequest,
         start: Start = None,
         end: End = None,
+        timezone: Timezone = None,
         group_by: GroupBy = None,
-        timezone: Timezone = "UTC",
-    ) -> UsageReport:
-        await _check_admin(tenants, request)
-        try:
-            tenant_id = None if tenant is None else (await tenants.tenant(tenant)).id
-            rows = await usage_report(
-                engine, tenant=tenant_id, start=start, end=end, group_by=set(group_by or ()), timezone=timezone
-            )
-        except UnknownTenant as fault:
-            raise Problem(404, str(fault)) from None
-        except InvalidRange as fault:
-            raise Problem(400, str(fault)) from None
-        return UsageReport(tenant, start, end, rows)
+        tenant: TenantNames = None,
+        project: Projects = None,
+        key: Keys = None,
+        model: Models = None,
+        backend: Backends = None,
+        end_user: EndUsers = None,
+        tag: Tags = None,
+        status: Statuses = None,
+        hour: Hours = None,
+        day: Days = None,
+        month: Months = None,
+        order_by: OrderBy = None,
+        limit: Limit = None,
+        cursor: Cursor = None,
+        format: FormatParameter = None,
+    ) -> Response[AdminUsageReport]:
+        await require_admin(tenants, request)
+        check_parameters(request, _PARAMETERS)
+        query = UsageQuery(
+            start=start,
+            end=end,
+            timezone="UTC" if timezone is None else timezone,
+            group_by=group_by or (),
+            tenant=tenant or (),
+            project=project or (),
+            key=key or (),
+            model=model or (),
+            backend=backend or (),
+            end_user=end_user or (),
+            tag=tag or (),
+            status=status or (),
+            hour=hour or (),
+            day=day or (),
+            month=month or (),
+            order_by=order_by,
+            limit=limit or DEFAULT_LIMIT,
+            cursor=cursor,
+        )
+        found = await usage_report(engine, query, hash_end_user=hash_end_user)
+        return answer(request, query, found, format_of(request, format), for_admin=True)
 
     return [report]
-
-
-async def _check_admin(tenants: Tenants, request: Request[Any, Any, Any]) -> None:
-    try:
-        await tenants.authenticate_admin(bearer(request.headers.get("authorization")))
-    except InvalidKey:
-        raise Problem(
-            401, "Send an administrator's key as a bearer token.", headers={"www-authenticate": "Bearer"}
-        ) from None
