@@ -26,13 +26,14 @@ GATEWAY_ROOMS = {
     "routing": set(),
     "tokens": {"routing"},
     "backends": {"routing", "billing"},
-    "pipeline": {"tenants", "admission", "billing", "routing", "backends", "db"},
+    "idempotency": {"admission", "tenants", "billing"},
+    "pipeline": {"tenants", "admission", "billing", "routing", "backends", "idempotency", "db"},
     "http": {"pipeline", "tenants", "billing", "routing", "admission", "db"},
     "local": {"cli", "tenants", "billing", "db", "admission", "routing"},
     "cli": {"app", "local", "tenants", "billing", "db", "admission", "routing"},
-    "app": {"http", "pipeline", "tenants", "admission", "billing", "routing", "backends", "db"},
+    "app": {"http", "pipeline", "tenants", "admission", "billing", "routing", "backends", "idempotency", "db"},
 }
-PLAIN_MODULES = {"settings", "clock", "ids", "telemetry", "redis_url"}
+PLAIN_MODULES = {"settings", "clock", "ids", "telemetry", "redis_url", "secret_key"}
 
 
 def imports_of(path: Path) -> Iterator[str]:
