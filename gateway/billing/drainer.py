@@ -19,12 +19,20 @@ from redis.asyncio.lock import Lock
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import LockError, RedisError
-from sqlalchemy.exc import DataError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.admission import keys
-from gateway.billing.entries import MAX_KEY_TEXT, BadEntry, Entry, raw_of, read_entry
-from gateway.billing.ledger import bury, ensure_partition, forget_refusal_batches, record, record_refusals
+from gateway.billing.entries import MAX_KEY_TEXT, BadEntry, Entry, raw_of, read_entry, revision_of
+from gateway.billing.ledger import (
+    ROW_FAULTS,
+    bury,
+    cause_of,
+    ensure_partition,
+    forget_refusal_batches,
+    record,
+    record_refusals,
+)
 from gateway.clock import Clock
 from gateway.db.engine import DatabaseUnavailable, transaction
 from gateway.db.partitions import month_of, months_ahead
@@ -43,9 +51,6 @@ SHARDS_AT_ONCE = 4
 _SCRIPTS = Path(__file__).parent
 _log = structlog.get_logger(__name__)
 RawEntry = tuple[bytes, Mapping[bytes, bytes]]
-
-_ROW_FAULTS = (DataError, IntegrityError, OperationalError, UnicodeEncodeError)
-"""What a row's own content can cause. Anything else (a table that is missing, say) is no reason to set rows aside."""
 
 
 class Drainer:
@@ -182,18 +187,18 @@ class Drainer:
             try:
                 entries.append(read_entry(entry_id.decode(), fields, self._clock.now()))
             except BadEntry as fault:
-                await self._bury(shard, entry_id.decode(), raw_of(fields), str(fault))
+                await self._bury(shard, entry_id.decode(), raw_of(fields), revision_of(fields), str(fault))
         try:
             await self._record(entries)
-        except _ROW_FAULTS as fault:
+        except ROW_FAULTS as fault:
             # Some row of it will not go in. Which one is found by trying them one at a time.
-            _log.warning("batch_refused", shard=shard, entries=len(entries), error=_cause(fault))
+            _log.warning("batch_refused", shard=shard, entries=len(entries), error=cause_of(fault))
             self._months.clear()
             for entry in entries:
                 try:
                     await self._record([entry])
-                except _ROW_FAULTS as own:
-                    await self._bury(shard, entry.id, entry.raw, _cause(own))
+                except ROW_FAULTS as own:
+                    await self._bury(shard, entry.id, entry.raw, entry.revision, cause_of(own))
 
     async def _record(self, entries: list[Entry]) -> None:
         for month in sorted({month_of(entry.event.admitted_at) for entry in entries} - self._months):
@@ -201,10 +206,10 @@ class Drainer:
         async with transaction(self._engine, timeout_s=WRITE_TIMEOUT_S) as connection:
             await record(connection, entries)
 
-    async def _bury(self, shard: str, entry_id: str, raw: bytes, error: str) -> None:
+    async def _bury(self, shard: str, entry_id: str, raw: bytes, revision: int | None, error: str) -> None:
         _log.error("usage_event_set_aside", shard=shard, entry_id=entry_id, error=error, table="dead_usage_events")
         async with transaction(self._engine, timeout_s=WRITE_TIMEOUT_S) as connection:
-            await bury(connection, shard, entry_id, raw, error)
+            await bury(connection, shard, entry_id, raw, revision, error)
 
     async def _drain_refusals(self, shard: str) -> None:
         flat = await self._take_refusals(keys=[keys.refusals(shard), _refusal_batch(shard)], args=[str(uuid7())])
@@ -259,7 +264,3 @@ async def _release(lock: Lock) -> None:
     except (LockError, RedisError) as fault:
         # Its lease ran out, or will: either way another drainer may go on.
         _log.debug("drain_lock_not_released", error=repr(fault))
-
-
-def _cause(fault: Exception) -> str:
-    return str(getattr(fault, "orig", None) or fault)[:500]

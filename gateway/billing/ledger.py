@@ -12,13 +12,16 @@ import msgspec
 from sqlalchemy import TextClause, delete, func, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.billing.entries import Entry
+from gateway.billing.entries import Entry, clean_text
 from gateway.db.partitions import PARTITION_LOCK, partition_ddl
 from gateway.db.tables import dead_usage_events, refusal_batches, refusals, usage_events, usage_rollup
 
 QUARTER_S = 900
+ROW_FAULTS = (DataError, IntegrityError, OperationalError, UnicodeEncodeError)
+"""What a row's own content can cause. Anything else (a table that is missing, say) is no reason to set rows aside."""
 
 _KEY = ("bucket", "tenant_id", "project_id", "key_id", "route", "backend", "status")
 Key = tuple[datetime, UUID, UUID, str, str, str, str]
@@ -41,6 +44,11 @@ def _insert_events() -> TextClause:
 
 
 _INSERT_EVENTS = _insert_events()
+
+
+def cause_of(fault: Exception) -> str:
+    """What Postgres said, in few words that it can hold."""
+    return clean_text(str(getattr(fault, "orig", None) or fault))[:500]
 
 
 def quarter_of(moment: datetime) -> datetime:
@@ -179,11 +187,13 @@ def _rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     return [msgspec.structs.asdict(entry.event) | {"revision": entry.revision} for entry in entries]
 
 
-async def bury(connection: AsyncConnection, shard: str, entry_id: str, raw: bytes, error: str) -> None:
+async def bury(
+    connection: AsyncConnection, shard: str, entry_id: str, raw: bytes, revision: int | None, error: str
+) -> None:
     """Keep an entry that cannot become a row, for somebody to look at. Once, however often it is called."""
     await connection.execute(
         insert(dead_usage_events)
-        .values(shard=shard, entry_id=entry_id, raw=raw, error=error.replace("\0", "\N{REPLACEMENT CHARACTER}"))
+        .values(shard=shard, entry_id=entry_id, raw=raw, revision=revision, error=clean_text(error))
         .on_conflict_do_nothing()
     )
 

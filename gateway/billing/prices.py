@@ -1,188 +1,230 @@
-"""What a request costs: prices of every kind, the tariff of one tenant, and the book that holds all versions.
-
-Amounts are exact until they are rounded once to integer nano-USD: rates have at most nine decimal places, so that
-everything is a whole number of 1/3.6e9 nano-USD (a microsecond is 1/3.6e9 of an hour).
-"""
+"""The price book: every version of every price, read on each request from a copy that is a few seconds old at most."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import asyncio
+from bisect import bisect_right
+from dataclasses import fields, replace
 from datetime import datetime
-from decimal import Decimal
-from typing import Literal
+from typing import Any
 from uuid import UUID
 
-from gateway.billing.usage import TokenUsage
+from sqlalchemy import insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-Basis = Literal["charge", "cost"]
+from gateway.billing.genai_import import HostedPrice, hosted_price
+from gateway.billing.price_spec import RATES, Basis, PriceSpec, checked
+from gateway.billing.tariff import Price, Tariff
+from gateway.clock import Clock
+from gateway.db.cached import CachedCopy
+from gateway.db.engine import transaction
+from gateway.db.tables import prices, routes, tenants
+from gateway.ids import uuid7
+from gateway.tenants.audit import Actor, audit
+from gateway.tenants.catalog import UnknownRoute
+from gateway.tenants.principal import Principal
+from gateway.tenants.records import AlreadyExists, ConfigurationError, Unknown, UnknownTenant, as_id, is_name
 
-_PER_RATE = 10**9
-"""Rates are counted in whole 1e-9 USD."""
-_DENOMINATOR = 3_600_000_000
-_PER_TOKEN = _DENOMINATOR // 10**6
-_WHOLE_BP = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Rates:
-    """Whole 1e-9 USD per million tokens, per request, per image and per hour."""
-
-    input: int
-    output: int
-    cached_input: int
-    cache_write: int
-    reasoning: int
-    request: int
-    image: int
-    compute: int
-    ceiling_us: int
+__all__ = ["Price", "PriceBook", "Tariff", "UnknownPrice"]
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
-    """One version of a route's price, in force from ``effective_from`` on until the next version begins."""
+class UnknownPrice(Unknown):
+    def __init__(self, price_id: UUID) -> None:
+        super().__init__(f"there is no price {price_id}; `penstock price list ROUTE` shows those there are")
 
-    id: UUID
-    route: str
-    input_usd_per_mtok: Decimal
-    output_usd_per_mtok: Decimal
-    effective_from: datetime
-    tenant_id: UUID | None = None
-    """None: the list price; else the tenant whose own price it is."""
-    basis: Basis = "charge"
-    """``charge``: what tenants pay; ``cost``: what the backends cost us."""
-    cached_input_usd_per_mtok: Decimal | None = None
-    """None: as input."""
-    cache_write_usd_per_mtok: Decimal | None = None
-    """None: as input."""
-    reasoning_usd_per_mtok: Decimal | None = None
-    """None: as output."""
-    usd_per_request: Decimal | None = None
-    usd_per_image: Decimal | None = None
-    compute_usd_per_hour: Decimal | None = None
-    """Of one device, for ``compute_us``."""
-    compute_ceiling_s: float | None = None
-    """Device seconds that one request reserves. What it takes beyond them is charged all the same."""
-    source: str | None = None
-    """Where it comes from, as ``genai-prices 0.2.3: openai/gpt-4o``; None: an administrator."""
-    _rates: _Rates = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        input_, output = _whole(self.input_usd_per_mtok), _whole(self.output_usd_per_mtok)
-        rates = _Rates(
-            input_,
-            output,
-            _whole(self.cached_input_usd_per_mtok, input_),
-            _whole(self.cache_write_usd_per_mtok, input_),
-            _whole(self.reasoning_usd_per_mtok, output),
-            _whole(self.usd_per_request, 0),
-            _whole(self.usd_per_image, 0),
-            _whole(self.compute_usd_per_hour, 0),
-            round((self.compute_ceiling_s or 0) * 10**6),
-        )
-        object.__setattr__(self, "_rates", rates)
+_FIELDS = tuple(field.name for field in fields(Price) if field.init)
+_Key = tuple[str, UUID | None, Basis]
+_Versions = dict[_Key, list[Price]]
+"""By route, tenant (None: all) and basis; oldest first."""
 
-    def amount(self, usage: TokenUsage) -> int:
-        """Nano-USD for ``usage``, rounded once, half to even."""
-        return _rounded(self.exact(usage), _DENOMINATOR)
 
-    def bound(self, prompt_tokens: int, output_tokens: int, images: int = 0) -> int:
-        """Nano-USD that a request of at most so much can come to, rounded up.
+class PriceBook:
+    """Prices. Changes reach other replicas within ``cache_s``; with Postgres away the last copy serves."""
 
-        Each token counts as the dearest kind that it may turn out to be.
+    def __init__(self, engine: AsyncEngine, clock: Clock, *, cache_s: float = 5.0) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._copy = CachedCopy("prices", self._read, clock, cache_s=cache_s)
+
+    async def tariff(self, route: str, principal: Principal, at: datetime) -> Tariff:
+        """What the tenant pays at ``at``: its own price, else the list price with its mark-up.
+
+        It costs us the cost price, else the list price, else what the tenant pays. Raises DatabaseUnavailable if no
+        copy was ever read.
         """
-        return _rounded_up(self.exact_bound(prompt_tokens, output_tokens, images), _DENOMINATOR)
+        versions = await self._copy.current()
+        own = _in_force(versions, (route, principal.tenant_id, "charge"), at)
+        listed = _in_force(versions, (route, None, "charge"), at)
+        cost = _in_force(versions, (route, None, "cost"), at)
+        return Tariff(own or listed, cost or listed or own, principal.markup_bp)
 
-    def exact(self, usage: TokenUsage) -> int:
-        """The amount before rounding, in 1/3.6e9 nano-USD.
+    async def price(self, route: str, at: datetime, *, basis: Basis = "charge") -> Price | None:
+        """The list (or cost) price in force at ``at``; None: there is none then. Raises as ``tariff``."""
+        return _in_force(await self._copy.current(), (route, None, basis), at)
 
-        What a backend reports of cached, written and reasoning tokens beyond the tokens they are part of counts not.
+    async def prices(self, route: str, *, tenant: str | None = None, basis: Basis | None = None) -> list[Price]:
+        """Every version a route had, has or will have, as Postgres has them now: list prices first, then tenants' own,
+        each oldest first.
+
+        ``tenant``: name or id; then only its own. Raises ConfigurationError, DatabaseUnavailable.
         """
-        rates = self._rates
-        cached = min(usage.cached_tokens, usage.prompt_tokens)
-        written = min(usage.cache_write_tokens, usage.prompt_tokens - cached)
-        reasoning = min(usage.reasoning_tokens, usage.completion_tokens)
-        tokens = (
-            (usage.prompt_tokens - cached - written) * rates.input
-            + cached * rates.cached_input
-            + written * rates.cache_write
-            + (usage.completion_tokens - reasoning) * rates.output
-            + reasoning * rates.reasoning
+        if not is_name(route):
+            raise UnknownRoute(route)
+        async with transaction(self._engine) as connection:
+            query = select(prices).where(prices.c.route == route)
+            if tenant is not None:
+                query = query.where(prices.c.tenant_id == await _tenant_id(connection, tenant))
+            if basis is not None:
+                query = query.where(prices.c.basis == basis)
+            order = (prices.c.tenant_id.nulls_first(), prices.c.basis, prices.c.effective_from)
+            found = [_price(row) for row in await connection.execute(query.order_by(*order))]
+            if not found:
+                await _check_route(connection, route)
+            return found
+
+    async def set_price(self, actor: Actor, spec: PriceSpec) -> Price:
+        """Set a price. It never changes once it is set, and rows already written keep the one they were charged by.
+
+        Raises ConfigurationError, DatabaseUnavailable.
+        """
+        actor.check_may_change()
+        spec = checked(spec)
+        begin = spec.effective_from or self._clock.now()
+        async with transaction(self._engine) as connection:
+            await _check_route(connection, spec.route)
+            tenant_id = None if spec.tenant is None else await _tenant_id(connection, spec.tenant)
+            price = Price(
+                id=uuid7(),
+                route=spec.route,
+                tenant_id=tenant_id,
+                basis=spec.basis,
+                compute_ceiling_s=spec.compute_ceiling_s,
+                source=spec.source,
+                effective_from=begin,
+                **{name: getattr(spec, name) for name in RATES},
+            )
+            values = {name: getattr(price, name) for name in _FIELDS}
+            try:
+                await connection.execute(insert(prices).values(**values))
+            except IntegrityError as fault:
+                raise AlreadyExists(
+                    f"route {spec.route!r} has such a price from {begin.isoformat()} on already; choose another begin"
+                ) from fault
+            given = {name: value for name, value in values.items() if value is not None}
+            await audit(connection, actor, "create", "price", str(price.id), tenant_id=tenant_id, after=given)
+        self._copy.expire()
+        return price
+
+    async def end_price(self, actor: Actor, price_id: UUID, at: datetime | None = None) -> Price:
+        """Let a price end at ``at`` (now, if not given): the list price takes the place of a tenant's own, and without
+        one the route is unpriced. One that has not begun yet never will.
+
+        Raises UnknownPrice, ConfigurationError, DatabaseUnavailable.
+        """
+        actor.check_may_change()
+        now = self._clock.now()
+        if at is not None and (at.tzinfo is None or at < now):
+            raise ConfigurationError("a price ends now or later, at a time with its zone, as 2027-01-01T00:00:00Z")
+        async with transaction(self._engine) as connection:
+            query = select(prices).where(prices.c.id == price_id).with_for_update()
+            row = (await connection.execute(query)).one_or_none()
+            if row is None:
+                raise UnknownPrice(price_id)
+            price = _price(row)
+            if price.effective_until is not None and price.effective_until <= now:
+                raise ConfigurationError(f"this price ended at {price.effective_until.isoformat()} already")
+            ended = replace(price, effective_until=max(at or now, price.effective_from))
+            changed = update(prices).where(prices.c.id == price_id).values(effective_until=ended.effective_until)
+            await connection.execute(changed)
+            before, after = ({"effective_until": one.effective_until} for one in (price, ended))
+            target = str(price_id)
+            await audit(
+                connection, actor, "update", "price", target, tenant_id=price.tenant_id, before=before, after=after
+            )
+        self._copy.expire()
+        return ended
+
+    async def hosted_price(
+        self,
+        route: str,
+        provider: str,
+        model: str,
+        *,
+        tenant: str | None = None,
+        basis: Basis = "charge",
+        effective_from: datetime | None = None,
+    ) -> HostedPrice:
+        """What ``import_genai_prices`` would set, and what it leaves out. Raises ConfigurationError."""
+        async with transaction(self._engine) as connection:
+            await _check_route(connection, route)
+            longest = await connection.scalar(select(routes.c.context_length).where(routes.c.name == route))
+        at = effective_from or self._clock.now()
+        # In a thread: loading the package's data takes a good part of a second.
+        return await asyncio.to_thread(
+            hosted_price,
+            route,
+            provider,
+            model,
+            at,
+            tenant=tenant,
+            basis=basis,
+            effective_from=effective_from,
+            longest_prompt=longest,
         )
-        pieces = rates.request + usage.images * rates.image
-        return tokens * _PER_TOKEN + pieces * _DENOMINATOR + usage.compute_us * rates.compute
 
-    def exact_bound(self, prompt_tokens: int, output_tokens: int, images: int = 0) -> int:
-        """The bound before rounding, in 1/3.6e9 nano-USD."""
-        rates = self._rates
-        tokens = prompt_tokens * max(rates.input, rates.cached_input, rates.cache_write)
-        tokens += output_tokens * max(rates.output, rates.reasoning)
-        pieces = rates.request + images * rates.image
-        return tokens * _PER_TOKEN + pieces * _DENOMINATOR + rates.ceiling_us * rates.compute
+    async def import_genai_prices(
+        self,
+        actor: Actor,
+        route: str,
+        provider: str,
+        model: str,
+        *,
+        tenant: str | None = None,
+        basis: Basis = "charge",
+        effective_from: datetime | None = None,
+    ) -> Price:
+        """Give a route the price of a hosted model, in force at ``effective_from`` (now, if not given). Raises
+        ConfigurationError, DatabaseUnavailable."""
+        found = await self.hosted_price(
+            route, provider, model, tenant=tenant, basis=basis, effective_from=effective_from
+        )
+        return await self.set_price(actor, found.spec)
 
-
-@dataclass(frozen=True, slots=True)
-class Tariff:
-    """What one tenant pays for a route at one moment, and what it costs us."""
-
-    charge: Price | None
-    """None: unpriced; served, if the route's policy allows it, and charged nothing."""
-    cost: Price | None
-    """None: nobody knows."""
-    markup_bp: int = 0
-    """Hundredths of a percent, added to the list price; a price of the tenant's own is charged as it is."""
-
-    @property
-    def price_id(self) -> UUID | None:
-        return self.charge.id if self.charge else None
-
-    @property
-    def cost_price_id(self) -> UUID | None:
-        """By which the cost is reckoned, if not by ``price_id``."""
-        return self.cost.id if self.cost and self.cost != self.charge else None
-
-    @property
-    def applied_markup_bp(self) -> int:
-        """The mark-up that the charge holds."""
-        return self.markup_bp if self.charge and self.charge.tenant_id is None else 0
-
-    def charged(self, usage: TokenUsage) -> int:
-        """Nano-USD that the tenant pays for ``usage``, rounded once, half to even."""
-        if self.charge is None:
-            return 0
-        return _rounded(self.charge.exact(usage) * self._factor, _DENOMINATOR * _WHOLE_BP)
-
-    def cost_of(self, usage: TokenUsage) -> int:
-        """Nano-USD that ``usage`` costs us, rounded once, half to even."""
-        return self.cost.amount(usage) if self.cost else 0
-
-    def bound(self, prompt_tokens: int, output_tokens: int, images: int = 0) -> int:
-        """Nano-USD that the tenant can come to pay for at most so much, rounded up."""
-        if self.charge is None:
-            return 0
-        exact = self.charge.exact_bound(prompt_tokens, output_tokens, images)
-        return _rounded_up(exact * self._factor, _DENOMINATOR * _WHOLE_BP)
-
-    @property
-    def _factor(self) -> int:
-        return _WHOLE_BP + self.applied_markup_bp
+    async def _read(self) -> _Versions:
+        versions: _Versions = {}
+        async with transaction(self._engine) as connection:
+            for row in await connection.execute(select(prices).order_by(prices.c.effective_from)):
+                versions.setdefault((row.route, row.tenant_id, row.basis), []).append(_price(row))
+        return versions
 
 
-def _whole(rate: Decimal | None, otherwise: int | None = None) -> int:
-    if rate is None:
-        assert otherwise is not None
-        return otherwise
-    whole = int(rate * _PER_RATE)
-    if whole != rate * _PER_RATE:
-        raise ValueError(f"a rate has at most 9 decimal places, unlike {rate}")
-    return whole
+def _in_force(versions: _Versions, key: _Key, at: datetime) -> Price | None:
+    known = versions.get(key, [])
+    index = bisect_right(known, at, key=lambda price: price.effective_from)
+    if not index:
+        return None
+    price = known[index - 1]
+    return None if price.effective_until is not None and at >= price.effective_until else price
 
 
-def _rounded(numerator: int, denominator: int) -> int:
-    """The quotient, half to even."""
-    quotient, rest = divmod(numerator, denominator)
-    return quotient + (2 * rest > denominator or (2 * rest == denominator and quotient % 2))
+def _price(row: Any) -> Price:
+    return Price(**{name: getattr(row, name) for name in _FIELDS})
 
 
-def _rounded_up(numerator: int, denominator: int) -> int:
-    return -(-numerator // denominator)
+async def _check_route(connection: AsyncConnection, name: str) -> None:
+    if not is_name(name) or await connection.scalar(select(routes.c.name).where(routes.c.name == name)) is None:
+        raise UnknownRoute(name)
+
+
+async def _tenant_id(connection: AsyncConnection, ref: str) -> UUID:
+    """Of the tenant with this name or id. Raises UnknownTenant."""
+    wanted = as_id(ref)
+    if wanted is None and not is_name(ref):
+        raise UnknownTenant(ref)
+    same = tenants.c.id == wanted if wanted is not None else tenants.c.name == ref
+    found = await connection.scalar(select(tenants.c.id).where(same, tenants.c.archived_at.is_(None)))
+    if not isinstance(found, UUID):
+        raise UnknownTenant(ref)
+    return found

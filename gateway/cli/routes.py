@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -10,6 +9,7 @@ import click
 from gateway.cli.session import Session, run
 from gateway.cli.values import echo_table
 from gateway.routing.route import Route
+from gateway.tenants.catalog import RouteChange, UnknownRoute
 
 DEFAULT_OUTPUT_TOKENS = 512
 DEFAULT_TIMEOUT_S = 300.0
@@ -24,7 +24,7 @@ def pool() -> None:
 @click.argument("name")
 def set_pool(name: str) -> None:
     """Declare a pool; one that is there stays as it is."""
-    run(lambda session: session.catalog.create_pool(name))
+    run(lambda session: session.catalog.create_pool(session.actor, name))
     click.echo(f"Pool {name} is declared.")
 
 
@@ -33,6 +33,14 @@ def list_pools() -> None:
     """List the pools."""
     for name in run(lambda session: session.catalog.pools()):
         click.echo(name)
+
+
+@pool.command(name="delete")
+@click.argument("name")
+def delete_pool(name: str) -> None:
+    """Delete a pool that no route uses."""
+    run(lambda session: session.catalog.delete_pool(session.actor, name))
+    click.echo(f"Pool {name} is deleted.")
 
 
 @click.group()
@@ -49,19 +57,36 @@ def route() -> None:
 @click.option("--max-output-tokens", type=int, help="Largest cap. [the context length]")
 @click.option("--timeout", "timeout_s", type=float, help=f"Seconds that one request may take. [{DEFAULT_TIMEOUT_S:g}]")
 @click.option("--unpriced", type=click.Choice(["refuse", "serve"]), help="While it has no price. [refuse]")
-def set_route(name: str, **options: Any) -> None:
+@click.option(
+    "--tokenizer",
+    metavar="NAME|none",
+    help="Encoding that counts prompts, as o200k_base, or `backend`; `none` bounds them by their bytes. [none]",
+)
+@click.option("--if-version", type=int, help="Only if the route still has this version.")
+def set_route(name: str, if_version: int | None, **options: Any) -> None:
     """Declare a route, or change one: what is not given stays. A new one needs --pool and --context-length."""
     given = {option: value for option, value in options.items() if value is not None}
+    if given.get("tokenizer") == "none":
+        given["tokenizer"] = None
 
     async def work(session: Session) -> Route:
-        old = await session.catalog.route(name)
-        if old is None and not {"pool", "context_length"} <= given.keys():
-            raise click.UsageError(f"there is no route {name!r} yet: give --pool and --context-length")
-        new = replace(old, **given) if old else _new_route(name, given)
-        await session.catalog.create_route(new)
-        return new
+        try:
+            return await session.catalog.update_route(session.actor, name, RouteChange(**given), if_version=if_version)
+        except UnknownRoute:
+            if not {"pool", "context_length"} <= given.keys():
+                raise click.UsageError(f"there is no route {name!r} yet: give --pool and --context-length") from None
+        return await session.catalog.create_route(session.actor, _new_route(name, given))
 
     _show([run(work)])
+
+
+@route.command(name="delete")
+@click.argument("name")
+@click.option("--if-version", type=int, help="Only if the route still has this version.")
+def delete_route(name: str, if_version: int | None) -> None:
+    """Delete a route: nobody can ask for it any more. Its prices and what was charged stay on record."""
+    run(lambda session: session.catalog.delete_route(session.actor, name, if_version=if_version))
+    click.echo(f"Route {name} is deleted.")
 
 
 def _new_route(name: str, given: dict[str, Any]) -> Route:
@@ -82,7 +107,18 @@ def list_routes() -> None:
 
 
 def _show(routes: list[Route]) -> None:
-    headers = ("ROUTE", "POOL", "BACKEND MODEL", "CONTEXT", "OUTPUT", "MAX OUTPUT", "TIMEOUT S", "UNPRICED")
+    headers = (
+        "ROUTE",
+        "POOL",
+        "BACKEND MODEL",
+        "CONTEXT",
+        "OUTPUT",
+        "MAX OUTPUT",
+        "TIMEOUT S",
+        "UNPRICED",
+        "TOKENIZER",
+        "VERSION",
+    )
     rows = [
         (
             route.name,
@@ -93,7 +129,9 @@ def _show(routes: list[Route]) -> None:
             route.max_output_tokens,
             f"{route.timeout_s:g}",
             route.unpriced,
+            route.tokenizer or "-",
+            route.version,
         )
         for route in routes
     ]
-    echo_table(headers, rows, numbers=("CONTEXT", "OUTPUT", "MAX OUTPUT", "TIMEOUT S"))
+    echo_table(headers, rows, numbers=("CONTEXT", "OUTPUT", "MAX OUTPUT", "TIMEOUT S", "VERSION"))

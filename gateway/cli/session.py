@@ -13,6 +13,7 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.admission.wiring import create_admission
+from gateway.billing.prices import PriceBook
 from gateway.billing.reports import InvalidRange
 from gateway.clock import Clock, SystemClock
 from gateway.db.engine import DatabaseUnavailable, create_engine
@@ -35,6 +36,7 @@ class Session:
     tenants: Tenants
     directory: Directory
     catalog: Catalog
+    prices: PriceBook
     actor: Actor
 
 
@@ -47,7 +49,8 @@ async def open_session(settings: Settings) -> AsyncIterator[Session]:
     try:
         secret_key = SecretKey(settings.secret_key) if settings.secret_key else None
         directory = Directory(engine, clock, secret_key=secret_key, announce=admission.announce_generation)
-        yield Session(engine, clock, Tenants(engine, clock), directory, Catalog(engine, clock), Actor.at_console())
+        tenants, catalog, prices = Tenants(engine, clock), Catalog(engine, clock), PriceBook(engine, clock)
+        yield Session(engine, clock, tenants, directory, catalog, prices, Actor.at_console())
     finally:
         await admission.close()
         await engine.dispose()

@@ -168,7 +168,7 @@ async def all_pages(page: Callable[[str | None], Awaitable[list[T]]], name: Call
 
 def echo_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
     """Print columns; those named in ``numbers`` are aligned to the right."""
-    cells = [[_printable(str(cell)) for cell in row] for row in rows]
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
     for line in [list(headers), *cells]:
         padded = (
@@ -182,6 +182,6 @@ def show_time(moment: datetime | None) -> str:
     return "-" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """What a terminal would obey is shown as a question mark."""
     return "".join(c if c.isprintable() else "?" for c in text)

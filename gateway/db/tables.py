@@ -180,7 +180,8 @@ prices = Table(
     "prices",
     metadata,
     Column("id", Uuid, primary_key=True),
-    Column("route", Text, ForeignKey("routes.name"), nullable=False),
+    # Of a route that may be gone since.
+    Column("route", Text, nullable=False),
     # NULL: the list price, for every tenant without one of its own.
     Column("tenant_id", Uuid, ForeignKey("tenants.id")),
     # 'charge': what tenants pay; 'cost': what the backends cost us, if that is not the list price.
@@ -200,11 +201,13 @@ prices = Table(
     Column("compute_ceiling_s", Double),
     # Where it comes from, as 'genai-prices 0.0.40: openai/gpt-4o'. NULL: an administrator.
     Column("source", Text),
-    # In force from then on, until the next version of the same route, tenant and basis.
+    # In force from then on, until the next version of the same route, tenant and basis begins, or this one ends.
     _timestamp("effective_from"),
+    _timestamp("effective_until", nullable=True),
     _timestamp("created_at", default="now()"),
     UniqueConstraint("route", "tenant_id", "basis", "effective_from", postgresql_nulls_not_distinct=True),
     CheckConstraint("basis IN ('charge', 'cost')", name="basis"),
+    CheckConstraint("effective_until >= effective_from", name="effective_until"),
     CheckConstraint("basis = 'charge' OR tenant_id IS NULL", name="cost_of_all"),
     CheckConstraint("(compute_usd_per_hour IS NULL) = (compute_ceiling_s IS NULL)", name="compute_ceiling"),
     CheckConstraint(
@@ -317,6 +320,8 @@ dead_usage_events = Table(
     Column("entry_id", Text, nullable=False),
     # As it stood in the stream, byte for byte.
     Column("raw", LargeBinary, nullable=False),
+    # NULL: it had none that could be read.
+    Column("revision", Integer),
     Column("error", Text, nullable=False),
     _timestamp("recorded_at", default="now()"),
     UniqueConstraint("shard", "entry_id"),

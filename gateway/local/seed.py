@@ -6,7 +6,10 @@ What is there already stays as it is, so changes that its user made survive a re
 from __future__ import annotations
 
 import contextlib
+from decimal import Decimal
 
+from gateway.billing.price_spec import PriceSpec
+from gateway.billing.prices import PriceBook
 from gateway.clock import Clock, SystemClock
 from gateway.db.engine import create_engine
 from gateway.local.files import Credentials
@@ -29,8 +32,7 @@ _ROUTE = Route(
     max_output_tokens=8192,
     timeout_s=300.0,
 )
-_INPUT_USD_PER_MTOK = "0.10"
-_OUTPUT_USD_PER_MTOK = "0.40"
+_PRICE = PriceSpec(route=MODEL, input_usd_per_mtok=Decimal("0.10"), output_usd_per_mtok=Decimal("0.40"))
 
 
 async def seed(database_url: str, kept: Credentials | None, clock: Clock | None = None) -> Credentials:
@@ -39,18 +41,19 @@ async def seed(database_url: str, kept: Credentials | None, clock: Clock | None 
     clock = clock or SystemClock()
     engine = create_engine(database_url)
     try:
-        await _declare_model(Catalog(engine, clock), clock)
+        await _declare_model(Catalog(engine, clock), PriceBook(engine, clock), clock)
         return await _issue_keys(Tenants(engine, clock), Directory(engine, clock), kept)
     finally:
         await engine.dispose()
 
 
-async def _declare_model(catalog: Catalog, clock: Clock) -> None:
-    await catalog.create_pool(POOL)
+async def _declare_model(catalog: Catalog, prices: PriceBook, clock: Clock) -> None:
+    actor = Actor.at_console()
+    await catalog.create_pool(actor, POOL)
     if await catalog.route(MODEL) is None:
-        await catalog.create_route(_ROUTE)
-    if await catalog.price(MODEL, clock.now()) is None:
-        await catalog.set_price(MODEL, _INPUT_USD_PER_MTOK, _OUTPUT_USD_PER_MTOK)
+        await catalog.create_route(actor, _ROUTE)
+    if await prices.price(MODEL, clock.now()) is None:
+        await prices.set_price(actor, _PRICE)
 
 
 async def _issue_keys(tenants: Tenants, directory: Directory, kept: Credentials | None) -> Credentials:

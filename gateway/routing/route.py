@@ -24,6 +24,11 @@ class Route:
     """Wall-clock limit of one request, from admission to the last byte."""
     unpriced: UnpricedPolicy = "refuse"
     """While no price is in force: refuse the request, or serve it, charge nothing and mark its row so."""
+    tokenizer: str | None = None
+    """Which tokenizer counts prompts: an encoding's name, or ``backend`` for the one that its workers tell. None:
+    prompts are bounded by their bytes."""
+    version: int = 1
+    """Counts changes of the route."""
 
 
 @dataclass(frozen=True, slots=True)

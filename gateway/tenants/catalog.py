@@ -1,214 +1,211 @@
-"""The catalogue: pools, routes and their prices. Read on each request from a copy that is a few seconds old at most."""
+"""The catalogue: pools and routes. Read on each request from a copy that is a few seconds old at most."""
 
 from __future__ import annotations
 
-import asyncio
-from bisect import bisect_right
-from dataclasses import dataclass, field
+import re
+from dataclasses import asdict, replace
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
+from typing import Any
 
-import structlog
-from sqlalchemy import insert, select
-from sqlalchemy.dialects.postgresql import insert as upsert
+import msgspec
+from msgspec import UNSET, UnsetType
+from sqlalchemy import delete, select, update
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.billing.usage import Price
 from gateway.clock import Clock
-from gateway.db.engine import DatabaseUnavailable, transaction
-from gateway.db.tables import pools, prices, routes
-from gateway.ids import uuid7
-from gateway.routing.route import Route
+from gateway.db.cached import CachedCopy
+from gateway.db.engine import transaction
+from gateway.db.tables import pools, routes
+from gateway.routing.route import Route, UnpricedPolicy
+from gateway.tenants.audit import Actor, audit
 from gateway.tenants.principal import LONGEST_REQUEST_S
-from gateway.tenants.records import ConfigurationError, check_name, is_name
+from gateway.tenants.records import AlreadyExists, ConfigurationError, Unknown, VersionConflict, check_name, is_name
+from gateway.tenants.specs import check_page
 
-RETRY_S = 1.0
-"""While Postgres is away and an old copy serves, how often a new one is asked for."""
-_MIN_PRICE = Decimal("0.0001")
-_MAX_PRICE = Decimal(10_000)
 _MAX_TOKENS = 100_000_000
+_TOKENIZER = re.compile(r"[a-z0-9_]{1,50}", re.ASCII)
 
-_log = structlog.get_logger(__name__)
+
+class UnknownRoute(Unknown):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no route {name[:100]!r}; `penstock route list` shows them")
 
 
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    routes: dict[str, Route] = field(default_factory=dict)
-    prices: dict[str, list[Price]] = field(default_factory=dict)
-    """By route; oldest first."""
+class UnknownPool(Unknown):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no pool {name[:100]!r}; declare it first: penstock pool set {name[:100]}")
+
+
+class RouteExists(AlreadyExists):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is a route {name!r} already; change it, or choose another name")
+
+
+class RouteChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields as in ``Route``; what is left UNSET stays."""
+
+    pool: str | UnsetType = UNSET
+    backend_model: str | UnsetType = UNSET
+    context_length: int | UnsetType = UNSET
+    default_output_tokens: int | UnsetType = UNSET
+    max_output_tokens: int | UnsetType = UNSET
+    timeout_s: float | UnsetType = UNSET
+    unpriced: UnpricedPolicy | UnsetType = UNSET
+    tokenizer: str | UnsetType | None = UNSET
 
 
 class Catalog:
-    """Routes and prices. Changes reach other replicas within ``cache_s``; with Postgres away the last copy serves."""
+    """Pools and routes. Changes reach other replicas within ``cache_s``; with Postgres away the last copy serves.
+
+    Every change raises ConfigurationError or one of its kinds, NotAllowed, DatabaseUnavailable.
+    """
 
     def __init__(self, engine: AsyncEngine, clock: Clock, *, cache_s: float = 5.0) -> None:
         self._engine = engine
         self._clock = clock
-        self._cache_s = cache_s
-        self._snapshot: _Snapshot | None = None
-        self._good_until = float("-inf")
-        self._refreshing = asyncio.Lock()
+        self._book: Any = None
+        self._copy = CachedCopy("routes", self._read, clock, cache_s=cache_s)
 
     async def route(self, name: str) -> Route | None:
         """None: there is no such route. Raises DatabaseUnavailable if no copy was ever read."""
-        return (await self._current()).routes.get(name)
+        return (await self._copy.current()).get(name)
 
     async def routes(self) -> list[Route]:
         """All, by name. Raises as ``route``."""
-        return list((await self._current()).routes.values())
+        return list((await self._copy.current()).values())
 
-    async def price(self, route_name: str, at: datetime) -> Price | None:
-        """The price in force at ``at``; None: unpriced then. Raises as ``route``."""
-        versions = (await self._current()).prices.get(route_name, [])
-        index = bisect_right(versions, at, key=lambda price: price.effective_from)
-        return versions[index - 1] if index else None
+    async def stored_route(self, name: str) -> Route:
+        """As Postgres has it now. Raises UnknownRoute, DatabaseUnavailable."""
+        async with transaction(self._engine) as connection:
+            return await _stored(connection, name)
 
-    async def prices(self, route_name: str) -> list[Price]:
-        """Every price a route had, has or will have, oldest first. Raises as ``route``."""
-        return list((await self._current()).prices.get(route_name, []))
+    async def list_routes(self, *, after: str | None = None, limit: int = 100) -> list[Route]:
+        """By name, those behind ``after``, as Postgres has them now. Raises ConfigurationError, DatabaseUnavailable."""
+        query = select(routes).order_by(routes.c.name).limit(check_page(limit))
+        if after is not None:
+            query = query.where(routes.c.name > after)
+        async with transaction(self._engine) as connection:
+            return [_route(row) for row in await connection.execute(query)]
+
+    async def create_route(self, actor: Actor, route: Route) -> Route:
+        """Declare a route. Prices of an earlier route of that name are its own. Raises RouteExists, UnknownPool."""
+        actor.check_may_change()
+        route = replace(_checked(route), version=1)
+        async with transaction(self._engine) as connection:
+            await _check_pool(connection, route.pool)
+            query = insert(routes).values(asdict(route)).on_conflict_do_nothing().returning(routes.c.name)
+            if await connection.scalar(query) is None:
+                raise RouteExists(route.name)
+            await audit(connection, actor, "create", "route", route.name, after=asdict(route))
+        self._copy.expire()
+        return route
+
+    async def update_route(
+        self, actor: Actor, name: str, change: RouteChange, *, if_version: int | None = None
+    ) -> Route:
+        """Change a route, if it still has the version ``if_version``.
+
+        Raises UnknownRoute, UnknownPool, VersionConflict.
+        """
+        actor.check_may_change()
+        given = {field: value for field, value in msgspec.structs.asdict(change).items() if value is not UNSET}
+        async with transaction(self._engine) as connection:
+            old = await _stored(connection, name, lock=True, if_version=if_version)
+            new = _checked(replace(old, **given))
+            if new == old:
+                return old
+            if new.pool != old.pool:
+                await _check_pool(connection, new.pool)
+            new = replace(new, version=old.version + 1)
+            await connection.execute(update(routes).where(routes.c.name == name).values(asdict(new)))
+            changed = [field for field, value in asdict(new).items() if value != getattr(old, field)]
+            before, after = ({field: getattr(route, field) for field in changed} for route in (old, new))
+            await audit(connection, actor, "update", "route", name, before=before, after=after)
+        self._copy.expire()
+        return new
+
+    async def delete_route(self, actor: Actor, name: str, *, if_version: int | None = None) -> None:
+        """Its prices stay, because rows were charged by them. Raises UnknownRoute, VersionConflict."""
+        actor.check_may_change()
+        async with transaction(self._engine) as connection:
+            old = await _stored(connection, name, lock=True, if_version=if_version)
+            await connection.execute(delete(routes).where(routes.c.name == name))
+            await audit(connection, actor, "delete", "route", name, before=asdict(old))
+        self._copy.expire()
 
     async def pools(self) -> list[str]:
         """Names of the declared pools, as Postgres has them now. Raises DatabaseUnavailable."""
         async with transaction(self._engine) as connection:
             return list(await connection.scalars(select(pools.c.name).order_by(pools.c.name)))
 
-    async def create_pool(self, name: str) -> None:
-        """Declare a pool of backends; one that is declared stays as it is. Raises ConfigurationError."""
+    async def create_pool(self, actor: Actor, name: str) -> bool:
+        """Declare a pool of backends; one that is declared stays as it is. Returns whether it is new."""
+        actor.check_may_change()
+        query = insert(pools).values(name=check_name("pool", name)).on_conflict_do_nothing().returning(pools.c.name)
         async with transaction(self._engine) as connection:
-            await connection.execute(upsert(pools).values(name=check_name("pool", name)).on_conflict_do_nothing())
+            if await connection.scalar(query) is None:
+                return False
+            await audit(connection, actor, "create", "pool", name, after={"name": name})
+            return True
 
-    async def create_route(self, route: Route) -> None:
-        """Declare a route; one of the same name is replaced. Raises ConfigurationError."""
-        _check_route(route)
-        values = {
-            "pool": route.pool,
-            "backend_model": route.backend_model,
-            "context_length": route.context_length,
-            "default_output_tokens": route.default_output_tokens,
-            "max_output_tokens": route.max_output_tokens,
-            "timeout_s": route.timeout_s,
-            "unpriced": route.unpriced,
-        }
-        query = (
-            upsert(routes)
-            .values(name=route.name, **values)
-            .on_conflict_do_update(index_elements=[routes.c.name], set_=values)
-        )
+    async def delete_pool(self, actor: Actor, name: str) -> None:
+        """Raises UnknownPool, and ConfigurationError while routes use it."""
+        actor.check_may_change()
+        if not is_name(name):
+            raise UnknownPool(name)
         try:
             async with transaction(self._engine) as connection:
-                await connection.execute(query)
+                query = delete(pools).where(pools.c.name == name).returning(pools.c.name)
+                if await connection.scalar(query) is None:
+                    raise UnknownPool(name)
+                await audit(connection, actor, "delete", "pool", name, before={"name": name})
         except IntegrityError as fault:
-            raise ConfigurationError(
-                f"there is no pool {route.pool!r}; declare it first: penstock pool set {route.pool}"
-            ) from fault
-        self._expire()
+            raise ConfigurationError(f"routes use the pool {name!r}; delete them or give them another pool") from fault
 
-    async def set_price(
-        self,
-        route_name: str,
-        input_usd_per_mtok: Decimal | int | str,
-        output_usd_per_mtok: Decimal | int | str,
-        *,
-        effective_from: datetime | None = None,
-    ) -> Price:
-        """Give a route a price in USD per million tokens, in force from ``effective_from`` (now, if not given) on.
+    async def price(self, route: str, at: datetime) -> Any:
+        """Until those who ask here ask the price book."""
+        from gateway.billing.prices import PriceBook
 
-        A price never changes once it is set, and rows already written keep the one they were charged by.
-        Raises ConfigurationError.
-        """
-        begin = effective_from or self._clock.now()
-        if begin.tzinfo is None:
-            raise ConfigurationError("the begin of a price needs a time zone: write 2027-01-01T00:00:00Z")
-        price = Price(
-            uuid7(), route_name, parse_price(input_usd_per_mtok), parse_price(output_usd_per_mtok), effective_from=begin
-        )
-        query = insert(prices).values(
-            id=price.id,
-            route=price.route,
-            input_usd_per_mtok=price.input_usd_per_mtok,
-            output_usd_per_mtok=price.output_usd_per_mtok,
-            effective_from=price.effective_from,
-        )
-        try:
-            async with transaction(self._engine) as connection:
-                known = is_name(route_name) and await connection.scalar(
-                    select(routes.c.name).where(routes.c.name == route_name)
-                )
-                if not known:
-                    raise ConfigurationError(f"there is no route {route_name!r}; `penstock route list` shows them")
-                await connection.execute(query)
-        except IntegrityError as fault:
-            raise ConfigurationError(
-                f"route {route_name!r} has a price from {begin.isoformat()} on already; choose another begin"
-            ) from fault
-        self._expire()
-        return price
+        if self._book is None:
+            self._book = PriceBook(self._engine, self._clock)
+        return await self._book.price(route, at)
 
-    def _expire(self) -> None:
-        self._good_until = float("-inf")
-
-    async def _current(self) -> _Snapshot:
-        if self._snapshot is not None and self._clock.monotonic() < self._good_until:
-            return self._snapshot
-        async with self._refreshing:
-            began = self._clock.monotonic()
-            if began < self._good_until:
-                return self._last_copy()
-            try:
-                self._snapshot = await self._read()
-                self._good_until = began + self._cache_s
-            except DatabaseUnavailable as fault:
-                _log.warning("catalog_not_refreshed", error=str(fault))
-                # Whoever waited here meanwhile must not wait for Postgres once more, each in turn.
-                self._good_until = self._clock.monotonic() + RETRY_S
-            return self._last_copy()
-
-    def _last_copy(self) -> _Snapshot:
-        if self._snapshot is None:
-            raise DatabaseUnavailable("the database does not answer; try again shortly")
-        return self._snapshot
-
-    async def _read(self) -> _Snapshot:
-        snapshot = _Snapshot()
+    async def _read(self) -> dict[str, Route]:
         async with transaction(self._engine) as connection:
-            for row in await connection.execute(select(routes).order_by(routes.c.name)):
-                snapshot.routes[row.name] = Route(
-                    row.name,
-                    row.pool,
-                    row.backend_model,
-                    row.context_length,
-                    row.default_output_tokens,
-                    row.max_output_tokens,
-                    row.timeout_s,
-                    row.unpriced,
-                )
-            for row in await connection.execute(select(prices).order_by(prices.c.route, prices.c.effective_from)):
-                price = Price(row.id, row.route, row.input_usd_per_mtok, row.output_usd_per_mtok, row.effective_from)
-                snapshot.prices.setdefault(row.route, []).append(price)
-        return snapshot
+            rows = await connection.execute(select(routes).order_by(routes.c.name))
+            return {row.name: _route(row) for row in rows}
 
 
-def parse_price(value: Decimal | int | str) -> Decimal:
-    """USD per million tokens, exactly. Raises ConfigurationError for what is no price or cannot be meant.
-
-    Free is 0. A price below 0.0001 is refused: it is one per token, taken for one per million.
-    """
-    try:
-        price = Decimal(value)
-    except InvalidOperation:
-        raise ConfigurationError(f"{str(value)[:50]!r} is not a price; write USD per million tokens, as 0.15") from None
-    if not price.is_finite() or not (price == 0 or _MIN_PRICE <= price <= _MAX_PRICE):
-        raise ConfigurationError(
-            f"a price of {str(value)[:50]} USD per million tokens is out of range: use 0, or {_MIN_PRICE} to "
-            f"{_MAX_PRICE} (prices are per million tokens, not per token or thousand)"
-        )
-    if price != round(price, 9):
-        raise ConfigurationError("a price has at most 9 decimal places")
-    return price
+def _route(row: Any) -> Route:
+    return Route(**{field: getattr(row, field) for field in Route.__dataclass_fields__})
 
 
-def _check_route(route: Route) -> None:
+async def _stored(
+    connection: AsyncConnection, name: str, *, lock: bool = False, if_version: int | None = None
+) -> Route:
+    query = select(routes).where(routes.c.name == name)
+    row = (
+        (await connection.execute(query.with_for_update() if lock else query)).one_or_none() if is_name(name) else None
+    )
+    if row is None:
+        raise UnknownRoute(name)
+    if if_version is not None and if_version != row.version:
+        raise VersionConflict("route", name, if_version, row.version)
+    return _route(row)
+
+
+async def _check_pool(connection: AsyncConnection, name: str) -> None:
+    # Locked, so that it is not deleted before the route is there.
+    if (
+        await connection.scalar(select(pools.c.name).where(pools.c.name == name).with_for_update(key_share=True))
+        is None
+    ):
+        raise UnknownPool(name)
+
+
+def _checked(route: Route) -> Route:
     check_name("route", route.name)
     check_name("model", route.backend_model)
     check_name("pool", route.pool)
@@ -222,3 +219,9 @@ def _check_route(route: Route) -> None:
         raise ConfigurationError(f"timeout_s must be above 0 and at most {LONGEST_REQUEST_S:.0f} seconds")
     if route.unpriced not in ("refuse", "serve"):
         raise ConfigurationError("unpriced must be `refuse` or `serve`")
+    if route.tokenizer is not None and not _TOKENIZER.fullmatch(route.tokenizer):
+        raise ConfigurationError(
+            "tokenizer is the name of an encoding, as o200k_base, or `backend` for the one that the workers tell; "
+            "without one, prompts are bounded by their bytes"
+        )
+    return route

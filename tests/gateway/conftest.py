@@ -10,6 +10,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -19,6 +20,8 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.app import create_app
+from gateway.billing.price_spec import PriceSpec
+from gateway.billing.prices import Price, PriceBook
 from gateway.clock import Clock, SystemClock
 from gateway.db.engine import create_engine
 from gateway.db.tables import usage_events
@@ -34,6 +37,10 @@ from worker.protocol.sse import DONE, encode_event
 from worker.protocol.usage import MeterReading, encode_meter
 
 EVENT_STREAM = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
+
+
+def price_spec(route: str, input_: str, output: str, **more: Any) -> PriceSpec:
+    return PriceSpec(route=route, input_usd_per_mtok=Decimal(input_), output_usd_per_mtok=Decimal(output), **more)
 
 
 def chunk_event(text: str | None, *, finish: str | None = None, model: str = "m", **extra: Any) -> bytes:
@@ -250,6 +257,7 @@ class Gateway:
     settings: Settings
     directory: Directory
     catalog: Catalog
+    prices: PriceBook
     engine: AsyncEngine
     registry: Registry
     registered: set[str] = field(default_factory=set, kw_only=True)
@@ -275,6 +283,13 @@ class Gateway:
                     return
                 await asyncio.sleep(0.02)
 
+    async def create_route(self, route: Route) -> None:
+        await self.catalog.create_route(TESTER, route)
+
+    async def set_price(self, route: str, input_: str, output: str, *, effective_from: datetime | None = None) -> Price:
+        """USD per million tokens."""
+        return await self.prices.set_price(TESTER, price_spec(route, input_, output, effective_from=effective_from))
+
     async def rows(self, count: int = 1, *, within_s: float = 5.0) -> list[Any]:
         """The ledger, oldest first, once it has ``count`` rows; a little longer, in case there come more."""
         async with asyncio.timeout(within_s):
@@ -298,8 +313,10 @@ async def running_gateway(
     clock = SystemClock()
     engine = create_engine(settings.database_url, pool_size=2)
     directory, catalog = Directory(engine, clock), Catalog(engine, clock)
-    await catalog.create_pool("pool")
+    prices = PriceBook(engine, clock)
+    await catalog.create_pool(TESTER, "pool")
     await catalog.create_route(
+        TESTER,
         Route(
             "m",
             "pool",
@@ -308,9 +325,9 @@ async def running_gateway(
             default_output_tokens=50,
             max_output_tokens=500,
             timeout_s=30.0,
-        )
+        ),
     )
-    await catalog.set_price("m", "1", "2", effective_from=datetime(2026, 1, 1, tzinfo=UTC))
+    await prices.set_price(TESTER, price_spec("m", "1", "2", effective_from=datetime(2026, 1, 1, tzinfo=UTC)))
     await directory.create_tenant(TESTER, "acme", limits=limits)
     key, _ = await directory.create_key(TESTER, "acme", "test")
     admin_key, _ = await directory.create_admin_key(TESTER)
@@ -340,6 +357,7 @@ async def running_gateway(
                 settings,
                 directory,
                 catalog,
+                prices,
                 engine,
                 registry,
                 server,

@@ -112,9 +112,7 @@ def histories(draw: st.DrawFn) -> list[Entry]:
 
 
 @given(histories(), st.integers(1, 4))
-@settings(
-    max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_order_and_any_cut_into_batches_come_to_the_same(
     database_url: str, history: Sequence[Entry], size: int
 ) -> None:

@@ -2,56 +2,120 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.billing.usage import TokenUsage
+from gateway.billing.prices import PriceBook
+from gateway.db.cached import RETRY_S
 from gateway.db.engine import DatabaseUnavailable
 from gateway.local.services import free_port
 from gateway.routing.route import Route
-from gateway.tenants.catalog import RETRY_S, Catalog, parse_price
-from gateway.tenants.records import ConfigurationError
+from gateway.tenants.audit import Actor
+from gateway.tenants.catalog import Catalog, RouteChange, RouteExists, UnknownPool, UnknownRoute
+from gateway.tenants.records import ConfigurationError, NotAllowed, VersionConflict
+from tests.gateway.billing.support import fetch
+from tests.gateway.conftest import price_spec
 from tests.gateway.db.support import ManualClock, opened
 
+ACTOR = Actor("admin-1")
 ROUTE = Route("m", "pool", "backend/m", 8192, 512, 4096, 300.0)
-BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
 async def catalog(engine: AsyncEngine, clock: ManualClock) -> Catalog:
     catalog = Catalog(engine, clock)
-    await catalog.create_pool("pool")
-    await catalog.create_route(ROUTE)
+    await catalog.create_pool(ACTOR, "pool")
+    await catalog.create_route(ACTOR, ROUTE)
     return catalog
+
+
+async def _audited(engine: AsyncEngine) -> list[tuple[Any, ...]]:
+    rows = await fetch(engine, "SELECT actor, action, kind, target, before, after FROM audit_log ORDER BY id")
+    return [tuple(row.values()) for row in rows]
 
 
 async def test_a_route_reads_back_as_declared(catalog: Catalog) -> None:
     assert await catalog.route("m") == ROUTE
     assert await catalog.route("n") is None
-    serving = replace(ROUTE, name="a", unpriced="serve")
-    await catalog.create_route(serving)
+    serving = replace(ROUTE, name="a", unpriced="serve", tokenizer="o200k_base")
+    assert await catalog.create_route(ACTOR, replace(serving, version=7)) == serving
     assert await catalog.routes() == [serving, ROUTE]
+    assert await catalog.stored_route("a") == serving
+    assert [route.name for route in await catalog.list_routes(limit=1)] == ["a"]
+    assert await catalog.list_routes(after="a") == [ROUTE]
     assert await catalog.pools() == ["pool"]
+    with pytest.raises(RouteExists):
+        await catalog.create_route(ACTOR, ROUTE)
 
 
-async def test_declaring_again_changes_a_route_and_leaves_a_pool(catalog: Catalog) -> None:
-    await catalog.create_pool("pool")
-    changed = replace(ROUTE, max_output_tokens=1024, timeout_s=1.5)
-    await catalog.create_route(changed)
+async def test_a_pool_declared_again_stays(catalog: Catalog, engine: AsyncEngine) -> None:
+    assert not await catalog.create_pool(ACTOR, "pool")
+    assert await catalog.create_pool(ACTOR, "other")
+    assert [entry[1:4] for entry in await _audited(engine)] == [
+        ("create", "pool", "pool"),
+        ("create", "route", "m"),
+        ("create", "pool", "other"),
+    ]
+
+
+async def test_a_change_raises_the_version_and_is_audited_with_what_it_changed(
+    catalog: Catalog, engine: AsyncEngine
+) -> None:
+    changed = await catalog.update_route(ACTOR, "m", RouteChange(timeout_s=1.5, tokenizer="backend"), if_version=1)
+    assert changed == replace(ROUTE, timeout_s=1.5, tokenizer="backend", version=2)
     assert await catalog.routes() == [changed]
+    # What changes nothing is no change.
+    assert await catalog.update_route(ACTOR, "m", RouteChange(timeout_s=1.5)) == changed
+    with pytest.raises(VersionConflict):
+        await catalog.update_route(ACTOR, "m", RouteChange(timeout_s=2.0), if_version=1)
+    assert (await catalog.update_route(ACTOR, "m", RouteChange(tokenizer=None))).tokenizer is None
+    assert (await _audited(engine))[2:] == [
+        (
+            "admin-1",
+            "update",
+            "route",
+            "m",
+            {"timeout_s": 300.0, "tokenizer": None, "version": 1},
+            {"timeout_s": 1.5, "tokenizer": "backend", "version": 2},
+        ),
+        ("admin-1", "update", "route", "m", {"tokenizer": "backend", "version": 2}, {"tokenizer": None, "version": 3}),
+    ]
+
+
+async def test_changes_at_once_are_made_one_after_the_other(catalog: Catalog) -> None:
+    changes = (catalog.update_route(ACTOR, "m", RouteChange(timeout_s=1.0 + n), if_version=1) for n in range(5))
+    outcomes = await asyncio.gather(*changes, return_exceptions=True)
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Route"] + ["VersionConflict"] * 4
+
+
+async def test_deleted_is_gone_but_its_prices_stay(catalog: Catalog, engine: AsyncEngine, clock: ManualClock) -> None:
+    price = await PriceBook(engine, clock).set_price(ACTOR, price_spec("m", "1", "2"))
+    with pytest.raises(ConfigurationError, match="routes use"):
+        await catalog.delete_pool(ACTOR, "pool")
+    with pytest.raises(VersionConflict):
+        await catalog.delete_route(ACTOR, "m", if_version=2)
+    await catalog.delete_route(ACTOR, "m", if_version=1)
+    assert await catalog.route("m") is None
+    for gone in (catalog.delete_route(ACTOR, "m"), catalog.update_route(ACTOR, "m", RouteChange(timeout_s=1.0))):
+        with pytest.raises(UnknownRoute):
+            await gone
+    assert await PriceBook(engine, clock).prices("m") == [price]
+    await catalog.delete_pool(ACTOR, "pool")
+    with pytest.raises(UnknownPool):
+        await catalog.delete_pool(ACTOR, "pool")
+    assert await catalog.pools() == []
+    assert [entry[1:4] for entry in await _audited(engine)][-2:] == [
+        ("delete", "route", "m"),
+        ("delete", "pool", "pool"),
+    ]
 
 
 async def test_routes_that_make_no_sense_are_refused(catalog: Catalog) -> None:
     changes: list[dict[str, Any]] = [
-        {"name": ""},
-        {"name": "a b"},
         {"pool": "nowhere"},
+        {"pool": "\x00"},
         {"backend_model": "m\x00"},
         {"context_length": 0},
         {"context_length": 2**31},
@@ -63,97 +127,48 @@ async def test_routes_that_make_no_sense_are_refused(catalog: Catalog) -> None:
         {"timeout_s": float("inf")},
         {"timeout_s": 3601.0},
         {"unpriced": "free"},
+        {"tokenizer": "O200K base"},
+        {"tokenizer": ""},
     ]
     for change in changes:
         with pytest.raises(ConfigurationError):
-            await catalog.create_route(replace(ROUTE, **change))
+            await catalog.create_route(ACTOR, replace(ROUTE, name="other", **change))
+        with pytest.raises(ConfigurationError):
+            await catalog.update_route(ACTOR, "m", RouteChange(**change))
+    for name in ("", "a b", "\x00", "\ud800"):
+        with pytest.raises(ConfigurationError):
+            await catalog.create_route(ACTOR, replace(ROUTE, name=name))
+        with pytest.raises(UnknownRoute):
+            await catalog.stored_route(name)
     assert await catalog.routes() == [ROUTE]
 
 
-async def test_the_price_in_force_is_the_latest_that_has_begun(catalog: Catalog) -> None:
-    later = BEGIN + timedelta(days=10)
-    assert await catalog.price("m", BEGIN) is None
-    second = await catalog.set_price("m", "3", "4", effective_from=later)
-    first = await catalog.set_price("m", "0.10", "0.40", effective_from=BEGIN)
-    tick = timedelta(microseconds=1)
-    assert await catalog.price("m", BEGIN - tick) is None
-    assert await catalog.price("m", BEGIN) == first
-    assert await catalog.price("m", later - tick) == first
-    assert await catalog.price("m", later) == second
-    assert await catalog.price("m", later + timedelta(days=1000)) == second
-    assert await catalog.price("n", later) is None
-    assert await catalog.prices("m") == [first, second]
-
-
-async def test_a_price_holds_its_moment_in_any_zone(catalog: Catalog) -> None:
-    local = datetime.fromisoformat("2026-06-01T00:00:00+02:00")
-    price = await catalog.set_price("m", "1", "2", effective_from=local)
-    assert await catalog.price("m", datetime(2026, 5, 31, 22, tzinfo=UTC)) == price
-    assert await catalog.price("m", datetime(2026, 5, 31, 21, 59, tzinfo=UTC)) is None
-
-
-async def test_a_price_is_kept_to_the_last_place(catalog: Catalog) -> None:
-    await catalog.set_price("m", "0.123456789", "9999.999999999", effective_from=BEGIN)
-    price = await catalog.price("m", BEGIN)
-    assert price is not None
-    assert (price.input_usd_per_mtok, price.output_usd_per_mtok) == (Decimal("0.123456789"), Decimal("9999.999999999"))
-    assert price.amount(TokenUsage(1_000_000, 1_000_000)) == 123_456_789 + 9_999_999_999_999
-
-
-async def test_free_is_a_price(catalog: Catalog) -> None:
-    await catalog.set_price("m", 0, 0, effective_from=BEGIN)
-    price = await catalog.price("m", BEGIN)
-    assert price is not None
-    assert price.amount(TokenUsage(5, 5)) == 0
-
-
-async def test_a_price_once_set_does_not_change(catalog: Catalog) -> None:
-    first = await catalog.set_price("m", "1", "2", effective_from=BEGIN)
-    with pytest.raises(ConfigurationError, match="already"):
-        await catalog.set_price("m", "3", "4", effective_from=BEGIN)
-    assert await catalog.prices("m") == [first]
-
-
-async def test_prices_need_a_route_and_a_zone(catalog: Catalog) -> None:
-    for name in ("n", "", "\x00", "\ud800"):
-        with pytest.raises(ConfigurationError, match="no route"):
-            await catalog.set_price(name, "1", "2")
-    with pytest.raises(ConfigurationError, match="time zone"):
-        await catalog.set_price("m", "1", "2", effective_from=datetime(2026, 1, 1))  # noqa: DTZ001
-
-
-@pytest.mark.parametrize(
-    "value", ["", "x", "NaN", "-1", "Infinity", "0.000003", "3e-06", "10001", "1e30", "0.1234567891"]
-)
-def test_absurd_prices_are_refused(value: str) -> None:
-    with pytest.raises(ConfigurationError):
-        parse_price(value)
-
-
-@given(st.decimals("0.0001", "10000", places=9))
-def test_prices_are_read_exactly(price: Decimal) -> None:
-    assert parse_price(str(price)) == price
-
-
-@given(st.text(max_size=60))
-def test_any_text_is_a_price_or_a_clear_error(text: str) -> None:
-    try:
-        price = parse_price(text)
-    except ConfigurationError:
-        return
-    assert 0 <= price <= 10_000
+async def test_a_viewer_changes_nothing(catalog: Catalog, engine: AsyncEngine, clock: ManualClock) -> None:
+    viewer = Actor("admin-2", "viewer")
+    before = await _audited(engine)
+    for change in (
+        catalog.create_pool(viewer, "other"),
+        catalog.delete_pool(viewer, "pool"),
+        catalog.create_route(viewer, replace(ROUTE, name="other")),
+        catalog.update_route(viewer, "m", RouteChange(timeout_s=1.0)),
+        catalog.delete_route(viewer, "m"),
+        PriceBook(engine, clock).set_price(viewer, price_spec("m", "1", "2")),
+    ):
+        with pytest.raises(NotAllowed):
+            await change
+    assert await _audited(engine) == before
 
 
 async def test_changes_elsewhere_are_seen_within_the_cache_time(
     catalog: Catalog, engine: AsyncEngine, clock: ManualClock
 ) -> None:
     other = Catalog(engine, clock, cache_s=5.0)
-    assert await other.price("m", clock.now()) is None
-    price = await catalog.set_price("m", "1", "2")
+    assert await other.route("m") == ROUTE
+    changed = await catalog.update_route(ACTOR, "m", RouteChange(timeout_s=7.0))
     clock.advance(4.9)
-    assert await other.price("m", clock.now()) is None
+    assert await other.route("m") == ROUTE
     clock.advance(0.1)
-    assert await other.price("m", clock.now()) == price
+    assert await other.route("m") == changed
 
 
 async def test_the_last_copy_serves_while_postgres_is_away(
@@ -165,11 +180,11 @@ async def test_the_last_copy_serves_while_postgres_is_away(
         clock.advance(100)
         assert await catalog.route("m") == ROUTE
         catalog._engine = engine
-        await Catalog(engine, clock).create_route(replace(ROUTE, timeout_s=7.0))
+        changed = await Catalog(engine, clock).update_route(ACTOR, "m", RouteChange(timeout_s=7.0))
         # Not asked for again at once, or every request would wait for a server that hangs.
         assert await catalog.route("m") == ROUTE
         clock.advance(RETRY_S)
-        assert await catalog.route("m") == replace(ROUTE, timeout_s=7.0)
+        assert await catalog.route("m") == changed
 
 
 async def test_without_a_copy_a_crowd_fails_together(clock: ManualClock) -> None:

@@ -563,7 +563,7 @@ async def test_the_price_is_the_one_in_force_by_the_time_of_redis(start_gateway:
             return super().now() - timedelta(days=2)
 
     async with start_gateway(gateway_clock=Behind()) as gateway:
-        new = await gateway.catalog.set_price("m", "10", "20", effective_from=datetime.now(UTC) - timedelta(days=1))
+        new = await gateway.set_price("m", "10", "20", effective_from=datetime.now(UTC) - timedelta(days=1))
         await gateway.register(await upstream(paris))
         async with client_of(gateway) as client:
             assert (await client.post(PATH, json=ASK)).status_code == 200
@@ -614,8 +614,8 @@ async def test_a_client_that_does_not_read_is_cut_off_in_the_end(
         closed.append(await c.wait_closed_by_peer())
 
     monkeypatch.setattr("gateway.http.openai.chat.SEND_GRACE_S", 0.3)
-    await gateway.catalog.create_route(Route("short", "pool", "m", 1000, 50, 500, 0.5))
-    await gateway.catalog.set_price("short", "1", "2")
+    await gateway.create_route(Route("short", "pool", "m", 1000, 50, 500, 0.5))
+    await gateway.set_price("short", "1", "2")
     await gateway.register(await upstream(floods))
     _, writer = await ask_raw(gateway, stream=True, model="short")
     (row,) = await gateway.rows()
@@ -631,7 +631,7 @@ async def test_a_route_without_a_price_is_refused_or_served_and_marked(gateway: 
 
     await gateway.register(await upstream(paris))
     for name, policy in (("unpriced", "refuse"), ("free", "serve")):
-        await gateway.catalog.create_route(Route(name, "pool", "m", 1000, 50, 500, 30.0, policy))
+        await gateway.create_route(Route(name, "pool", "m", 1000, 50, 500, 30.0, policy))
     async with client_of(gateway) as client:
         async with asyncio.timeout(8):
             while (await client.get("/v1/models/free")).status_code != 200:  # noqa: ASYNC110 - its cache lives 5 s

@@ -1,0 +1,90 @@
+"""``penstock dead``: usage events that could not become rows of the ledger, and what becomes of them."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from gateway.billing.dead import DeadEvent, DeadEvents, Retried, StillDead
+from gateway.cli.session import Session, run
+from gateway.cli.values import echo_table, printable, show_time
+
+_PAGE = 1000
+
+
+@click.group()
+def dead() -> None:
+    """Look at usage events that could not be recorded; try them again, or give them up."""
+
+
+@dead.command(name="list")
+def list_() -> None:
+    """List them, oldest first."""
+    events = run(_all)
+    if not events:
+        click.echo("There are none.")
+        return
+    rows = [(event.id, show_time(event.recorded_at), event.shard, event.revision, event.error) for event in events]
+    echo_table(("ID", "SET ASIDE", "SHARD", "REVISION", "ERROR"), rows, numbers=("ID", "REVISION"))
+
+
+@dead.command()
+@click.argument("dead_id", metavar="ID", type=int)
+def show(dead_id: int) -> None:
+    """Show one, with the event as it stood in the stream."""
+    event = run(lambda session: _events(session).get(dead_id))
+    click.echo(f"set aside  {show_time(event.recorded_at)}")
+    click.echo(f"entry      {event.shard}:usage {printable(event.entry_id)}, revision {event.revision}")
+    click.echo(f"error      {printable(event.error)}")
+    click.echo(printable(event.raw.decode("utf-8", "backslashreplace")))
+
+
+@dead.command()
+@click.argument("dead_ids", metavar="[ID]...", type=int, nargs=-1)
+@click.option("--all", "every", is_flag=True, help="Every one that there is.")
+def retry(dead_ids: tuple[int, ...], every: bool) -> None:
+    """Write them to the ledger, once what was in their way is mended. What still fails stays."""
+    if bool(dead_ids) == every:
+        raise click.UsageError("name the dead events, or give --all")
+
+    async def work(session: Session) -> list[tuple[int, Retried | StillDead]]:
+        outcomes: list[tuple[int, Retried | StillDead]] = []
+        for dead_id in dead_ids or [event.id for event in await _all(session)]:
+            try:
+                outcomes.append((dead_id, await _events(session).retry(session.actor, dead_id)))
+            except StillDead as fault:
+                outcomes.append((dead_id, fault))
+        return outcomes
+
+    failed = 0
+    for dead_id, outcome in run(work):
+        if isinstance(outcome, StillDead):
+            failed += 1
+            click.echo(f"{dead_id} stays: {printable(str(outcome))}", err=True)
+        else:
+            told = "is recorded" if outcome.new else "was recorded before; nothing changed"
+            click.echo(f"{dead_id} {told}: request {outcome.request_id}")
+    if failed:
+        sys.exit(1)
+
+
+@dead.command()
+@click.argument("dead_id", metavar="ID", type=int)
+def discard(dead_id: int) -> None:
+    """Give one up: what it was charged is in no report then. The audit log keeps it."""
+    run(lambda session: _events(session).discard(session.actor, dead_id))
+    click.echo(f"{dead_id} is discarded; `penstock audit` still shows it.")
+
+
+def _events(session: Session) -> DeadEvents:
+    return DeadEvents(session.engine, session.clock)
+
+
+async def _all(session: Session) -> list[DeadEvent]:
+    events: list[DeadEvent] = []
+    after = None
+    while page := await _events(session).list(after=after, limit=_PAGE):
+        events += page
+        after = page[-1].id
+    return events
