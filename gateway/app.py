@@ -17,6 +17,7 @@ from gateway.backends.fleet_worker import FleetWorker
 from gateway.backends.relay import Relay, TimeLimits
 from gateway.backends.transport import Transport
 from gateway.billing.drainer import Drainer
+from gateway.billing.prices import PriceBook
 from gateway.billing.reports import end_user_hasher
 from gateway.clock import Clock, SystemClock
 from gateway.db.engine import create_engine, transaction
@@ -31,9 +32,11 @@ from gateway.http.usage import usage_handlers
 from gateway.pipeline import Pipeline
 from gateway.routing.policy import Balancer
 from gateway.routing.registry import Registry
+from gateway.secret_key import SecretKey
 from gateway.settings import Settings, SettingsError
 from gateway.tenants.catalog import Catalog
 from gateway.tenants.service import Tenants
+from gateway.tokens.counter import PromptCounter
 
 CATALOG_CACHE_S = 5.0
 SCALAR_VERSION = "1.72.1"
@@ -58,17 +61,23 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     admission = create_admission(settings, budgets_engine, clock)
     tenants = Tenants(engine, clock, cache_s=settings.principal_cache_s)
     catalog = Catalog(engine, clock, cache_s=CATALOG_CACHE_S)
+    prices = PriceBook(engine, clock, cache_s=CATALOG_CACHE_S)
     registry = Registry(settings.redis_url, ttl_s=settings.worker_ttl_s, timeout_s=settings.redis_timeout_s)
     transport = Transport(connect_timeout_s=settings.connect_timeout_s)
     balancer = Balancer(registry.endpoints, clock)
     limits = TimeLimits(first_byte_s=settings.first_byte_timeout_s, idle_s=settings.idle_timeout_s)
-    relay = Relay(transport, balancer, FleetWorker(settings.fleet_token), limits)
+    backend = FleetWorker(settings.fleet_token)
+    relay = Relay(transport, balancer, backend, limits)
+    counter = PromptCounter(registry.endpoints, lambda endpoint: backend.counting(transport, endpoint))
     drainer = Drainer(engine, settings.redis_url, clock, interval_s=settings.drain_interval_s)
     pipeline = Pipeline(
         tenants=tenants,
         catalog=catalog,
+        prices=prices,
+        counter=counter,
         admission=admission,
         relay=relay,
+        secret_key=SecretKey(settings.secret_key),
         clock=clock,
         keepalive_s=settings.keepalive_s,
     )
@@ -76,7 +85,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     @asynccontextmanager
     async def running(_app: Litestar) -> AsyncIterator[None]:
         # Left in reverse: requests have ended by then, settlements reach Redis, then what they left is drained.
-        async with transport, registry:
+        async with transport, registry, counter:
             await drainer.start()
             await admission.start()
             try:

@@ -6,69 +6,34 @@ Two stages of the plan are not here yet. The answer cache belongs between admiss
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from types import TracebackType
-from uuid import UUID
-
-import msgspec
 import structlog
 
 from gateway.admission.errors import Refused, Stale
 from gateway.admission.redis import RedisUnavailable
 from gateway.admission.service import Admission
-from gateway.admission.ticket import MAX_AMOUNT, Bound, Draft, Ticket
+from gateway.admission.ticket import Draft, Ticket
+from gateway.answer import Answer
+from gateway.ask import Ask, Call
 from gateway.backends import faults
-from gateway.backends.backend import Order
-from gateway.backends.faults import BackendFault
-from gateway.backends.relay import Exchange, Relay
-from gateway.billing.usage import Price, Status, TokenUsage, usd_text
+from gateway.backends.relay import Relay
+from gateway.billing.prices import PriceBook, Tariff
+from gateway.billing.usage import TokenUsage
 from gateway.clock import Clock
 from gateway.db.engine import DatabaseUnavailable
+from gateway.order import Plan, make_bound, make_order
+from gateway.refusals import invalid_key, not_priced, out_of_scope, over_limit, unavailable
 from gateway.routing.route import Route
+from gateway.secret_key import SecretKey
 from gateway.telemetry import Sampler
 from gateway.tenants.catalog import Catalog
+from gateway.tenants.end_users import end_user_hash
 from gateway.tenants.principal import Principal
 from gateway.tenants.records import InvalidKey
 from gateway.tenants.service import Tenants
-from worker.protocol.errors import ApiError, bad_request, model_not_found, server_error, unauthorized
+from gateway.tokens.counter import PromptBound, PromptCounter
+from worker.protocol.errors import model_not_found
 
-TEMPLATE_TOKENS = 256
-TEMPLATE_TOKENS_PER_MESSAGE = 32
-"""What a chat template may add to the text of a request, in the bound of its cost."""
-
-Body = dict[str, msgspec.Raw]
-"""The fields of a request, each still the JSON it came as."""
-
-_NULL = msgspec.Raw(b"null")
-_messages_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _log = structlog.get_logger("gateway.request")
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What the gateway must know of a chat completion request, and the request itself."""
-
-    body: Body
-    model: str
-    size: int
-    """Bytes of the body as it came."""
-    stream: bool
-    include_usage: bool
-    choices: int
-    max_output_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A request at the door: who asks is known before its body is read."""
-
-    request_id: UUID
-    key: str | None
-    client_request_id: str | None
-    read: Callable[[], Awaitable[Ask]]
 
 
 class Pipeline:
@@ -77,15 +42,21 @@ class Pipeline:
         *,
         tenants: Tenants,
         catalog: Catalog,
+        prices: PriceBook,
+        counter: PromptCounter,
         admission: Admission,
         relay: Relay,
+        secret_key: SecretKey,
         clock: Clock,
         keepalive_s: float,
     ) -> None:
         self._tenants = tenants
         self._catalog = catalog
+        self._prices = prices
+        self._counter = counter
         self._admission = admission
         self._relay = relay
+        self._secret_key = secret_key
         self._keepalive_s = keepalive_s
         self._refusals = Sampler(clock)
 
@@ -97,24 +68,23 @@ class Pipeline:
         """
         principal = await self.authenticate(call.key)
         ask = await call.read()
-        route = await self._resolve(ask.model, principal)
-        price = await self._price(route)
-        longest = self._relay.balancer.context_length(route.pool)
-        order, bound = _order(call, ask, route, principal, price, max(route.context_length, longest or 0))
-        if longest is None:
-            raise faults.no_backend(route.name).error()
-        ticket = await self._admit(call, ask, route, principal, price, bound)
-        exchange = self._relay.open(order, total_s=route.timeout_s, checkpoint=ticket.checkpoint)
-        return Answer(call, principal, route, ticket, exchange, keepalive_s=self._keepalive_s)
+        plan = await self._plan(call, ask, principal)
+        try:
+            ticket = await self._admit(call, plan)
+        except Stale as stale:
+            plan = await self._plan(call, ask, await self._reload(call.key, stale))
+            ticket = await self._admit(call, plan, after=stale)
+        exchange = self._relay.open(plan.order, total_s=plan.route.timeout_s, checkpoint=ticket.checkpoint)
+        return Answer(call, plan, ticket, exchange, keepalive_s=self._keepalive_s, on_usage=self._compare)
 
     async def authenticate(self, key: str | None) -> Principal:
         """Raises ApiError."""
         try:
             return _may_infer(await self._tenants.authenticate(key))
         except InvalidKey:
-            raise _invalid_key(key) from None
+            raise invalid_key(key) from None
         except DatabaseUnavailable as fault:
-            raise _unavailable() from fault
+            raise unavailable() from fault
 
     async def models(self, key: str | None) -> list[Route]:
         """What the key may call, by name. Raises ApiError."""
@@ -122,250 +92,103 @@ class Pipeline:
         try:
             routes = await self._catalog.routes()
         except DatabaseUnavailable as fault:
-            raise _unavailable() from fault
+            raise unavailable() from fault
         return [route for route in routes if _allowed(route.name, principal)]
+
+    async def _plan(self, call: Call, ask: Ask, principal: Principal) -> Plan:
+        """All that can be known before the admission. Raises ApiError."""
+        route = await self._resolve(ask.model, principal)
+        tariff = await self._tariff(route, principal)
+        longest = self._relay.balancer.context_length(route.pool)
+        context_length = max(route.context_length, longest or 0)
+        prompt = await self._prompt(ask, route, principal, context_length)
+        order, output = make_order(call, ask, route, principal, prompt, context_length)
+        bound = make_bound(tariff, prompt, output)
+        if longest is None:
+            raise faults.no_backend(route.name).error()
+        draft = Draft(
+            route.name,
+            tariff,
+            streamed=ask.stream,
+            client_request_id=call.client_request_id,
+            end_user=self._end_user(ask, principal),
+            tags=ask.tags,
+        )
+        return Plan(principal, route, prompt, order, draft, bound)
 
     async def _resolve(self, model: str, principal: Principal) -> Route:
         try:
             route = await self._catalog.route(model)
         except DatabaseUnavailable as fault:
-            raise _unavailable() from fault
+            raise unavailable() from fault
         if route is None or not _allowed(model, principal):
             raise model_not_found(model)
         return route
 
-    async def _price(self, route: Route) -> Price | None:
+    async def _tariff(self, route: Route, principal: Principal) -> Tariff:
         try:
-            price = await self._catalog.price(route.name, self._admission.now())
+            tariff = await self._prices.tariff(route.name, principal, self._admission.now())
         except DatabaseUnavailable as fault:
-            raise _unavailable() from fault
-        if price is None and route.unpriced == "refuse":
-            raise server_error(
-                f"The model {route.name!r} has no price, so it is not served. Ask the operator to set one.",
-                status=503,
-                code="model_not_priced",
-            )
-        return price
+            raise unavailable() from fault
+        if tariff.charge is None and route.unpriced == "refuse":
+            raise not_priced(route.name)
+        return tariff
 
-    async def _admit(
-        self, call: Call, ask: Ask, route: Route, principal: Principal, price: Price | None, bound: Bound
-    ) -> Ticket:
-        draft = Draft(route.name, price, streamed=ask.stream, client_request_id=call.client_request_id)
+    async def _prompt(self, ask: Ask, route: Route, principal: Principal, context_length: int) -> PromptBound:
+        """Counted if something depends on it; without a limit on money or tokens any bound will do."""
+        exactly = principal.max_context_tokens is not None or any(
+            limit.metric in ("tokens", "budget") for limit in principal.tenant_limits
+        )
+        tenant = principal.tenant_id.bytes
+        return await self._counter.bound(ask.body, ask.size, route, context_length, tenant=tenant, exactly=exactly)
+
+    def _end_user(self, ask: Ask, principal: Principal) -> str | None:
+        return None if ask.end_user is None else end_user_hash(self._secret_key, principal.tenant_id, ask.end_user)
+
+    async def _reload(self, key: str | None, stale: Stale) -> Principal:
         try:
-            try:
-                return await self._admission.admit(call.request_id, principal, draft=draft, bound=bound)
-            except Stale as stale:
-                current = await self._tenants.reload(call.key, at_least=stale.generation)
-                current = _may_infer(current)
-                if not _allowed(route.name, current):
-                    raise model_not_found(route.name) from None
-                return await self._admission.admit(call.request_id, current, draft=draft, bound=bound, after=stale)
+            return _may_infer(await self._tenants.reload(key, at_least=stale.generation))
         except InvalidKey:
-            raise _invalid_key(call.key) from None
-        except Refused as refused:
-            stands_for = self._refusals.take(str(principal.tenant_id), refused.reason)
-            if stands_for is not None:
-                _log.info(
-                    "request_refused",
-                    request_id=str(call.request_id),
-                    tenant=principal.tenant_name,
-                    key_id=principal.key_id,
-                    route=route.name,
-                    reason=refused.reason,
-                    times=stands_for,
-                )
-            raise _over_limit(refused) from None
-        except (DatabaseUnavailable, Stale) as fault:
-            raise _unavailable() from fault
-        except RedisUnavailable as fault:
-            raise _unavailable(fault.retry_after_s) from fault
+            raise invalid_key(key) from None
+        except DatabaseUnavailable as fault:
+            raise unavailable() from fault
 
-
-class Answer:
-    """An admitted request, about to be answered. An async context manager that settles it exactly once.
-
-    Read it by ``events`` (streamed) or ``whole``. If the block ends before the answer is complete, the backend's
-    connection is closed at once; ``left`` says beforehand that the client hung up, which makes the row ``aborted``.
-    """
-
-    def __init__(
-        self, call: Call, principal: Principal, route: Route, ticket: Ticket, exchange: Exchange, *, keepalive_s: float
-    ) -> None:
-        self._call = call
-        self._principal = principal
-        self._route = route
-        self._ticket = ticket
-        self._exchange = exchange
-        self._keepalive_s = keepalive_s
-        self._settled = False
-        self.client_left = False
-
-    @property
-    def streamed(self) -> bool:
-        return self._ticket.draft.streamed
-
-    @property
-    def timeout_s(self) -> float:
-        """The route's limit for the whole answer."""
-        return self._route.timeout_s
-
-    @property
-    def complete(self) -> bool:
-        return self._exchange.complete
-
-    def left(self) -> None:
-        """The client hung up."""
-        self.client_left = True
-
-    def headers(self) -> list[tuple[str, str]]:
-        """What the answer's head tells of it. Only a whole answer's cost is known before its head leaves."""
-        headers = list(self._ticket.headers.items())
-        if self._exchange.backend_id is not None:
-            headers.append(("x-penstock-backend", self._exchange.backend_id))
-        if self._settled and not self.streamed:
-            headers.append(("x-penstock-cost-usd", usd_text(self._ticket.charged_nano_usd)))
-        return headers
-
-    async def events(self) -> list[bytes]:
-        """JSON of the events that came; none when it is time for a sign of life, or when the answer is ``complete``.
-
-        Raises ApiError. Once it returned, the backend had begun a good answer.
-        """
-        return await self._advance(self._keepalive_s)
-
-    async def whole(self) -> bytes:
-        """The JSON body. Raises ApiError."""
-        events: list[bytes] = []
-        while not self.complete:
-            events += await self._advance(None)
-        await self._ticket.settled()
-        return events[-1]
-
-    async def _advance(self, wait_s: float | None) -> list[bytes]:
+    async def _admit(self, call: Call, plan: Plan, *, after: Stale | None = None) -> Ticket:
+        """Raises ApiError; Stale, unless it comes ``after`` another."""
         try:
-            found = await self._exchange.events(wait_s=wait_s)
-        except BackendFault as fault:
-            self._settle("failed", fault.code)
-            raise fault.error() from fault
-        if self.complete:
-            self._settle("ok")
-        return found
-
-    async def __aenter__(self) -> Answer:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.client_left:
-            self._settle("aborted")
-        elif kind is not None and issubclass(kind, asyncio.CancelledError):
-            self._settle("failed", "gateway_stopping")
-        else:
-            self._settle("failed", "internal_error")
-        await self._exchange.__aexit__(kind, fault, trace)
-
-    def _settle(self, status: Status, error_code: str | None = None) -> None:
-        if self._settled:
-            return
-        self._settled = True
-        exchange = self._exchange
-        usage = exchange.usage
-        if status == "failed" and not (self.streamed and exchange.handed_on):
-            # Nothing of it reached the client: tokens that were generated are not the tenant's to pay.
-            usage = TokenUsage(usage.prompt_tokens, 0, usage.cached_tokens, usage.source)
-        self._ticket.settle(
-            status,
-            usage,
-            backend=exchange.backend_id,
-            attempts=exchange.attempts,
-            error_code=error_code,
-            first_token_ms=exchange.first_token_ms,
-        )
-        _log.info(
-            "request",
-            request_id=str(self._call.request_id),
-            client_request_id=self._call.client_request_id,
-            tenant=self._principal.tenant_name,
-            key_id=self._principal.key_id,
-            route=self._route.name,
-            status=status,
-            error_code=error_code,
-            streamed=self.streamed,
-            backend=exchange.backend_id,
-            attempts=exchange.attempts,
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            charged_nano_usd=self._ticket.charged_nano_usd,
-            first_token_ms=exchange.first_token_ms,
-            total_ms=exchange.elapsed_ms(),
-        )
-
-
-def _order(
-    call: Call, ask: Ask, route: Route, principal: Principal, price: Price | None, context_length: int
-) -> tuple[Order, Bound]:
-    """What is sent to the backend, and the most it can come to: the output cap is written into the body.
-
-    ``context_length`` is the most that any backend takes, which may be more than the route means to offer.
-    Raises ApiError for a cap that the route does not allow.
-    """
-    cap = ask.max_output_tokens
-    if cap is not None and cap > route.max_output_tokens:
-        field = "max_completion_tokens" if _given(ask.body, "max_completion_tokens") else "max_tokens"
-        raise bad_request(
-            f"'{field}' is {cap}, but this model gives at most {route.max_output_tokens} tokens of output.", param=field
-        )
-    prompt = _prompt_bound(ask, context_length)
-    body = ask.body
-    body["model"] = _json(route.backend_model)
-    if _given(body, "max_completion_tokens"):
-        body.pop("max_tokens", None)
-    elif cap is None:
-        body["max_tokens"] = _json(route.default_output_tokens)
-    output = (route.default_output_tokens if cap is None else cap) * ask.choices
-    order = Order(
-        request_id=str(call.request_id),
-        pool=route.pool,
-        model=route.name,
-        backend_model=route.backend_model,
-        context_length=context_length,
-        body=msgspec.json.encode(body),
-        streamed=ask.stream,
-        include_usage=ask.include_usage,
-        clamp_output=cap is None,
-        salt=principal.salt,
-        tenant=str(principal.tenant_id),
-        prompt_bytes=ask.size,
-    )
-    bound = price.bound(prompt, output) if price is not None else 0
-    if bound > MAX_AMOUNT:
-        raise bad_request("So much output cannot be accounted for. Ask for less, or for fewer choices.", param="n")
-    return order, Bound(bound, prompt + output)
-
-
-def _prompt_bound(ask: Ask, context_length: int) -> int:
-    """Most tokens of the prompt: no tokenizer that works on bytes makes more tokens of a text than it has bytes.
-
-    Messages are looked at one by one only if their number matters. Raises ApiError.
-    """
-    if ask.size >= context_length:
-        return context_length
-    messages = _messages_decoder.decode(ask.body["messages"])
-    for index, message in enumerate(messages):
-        if not bytes(message).startswith(b"{"):
-            raise bad_request(
-                f"'messages[{index}]' must be an object with 'role' and 'content'.", param=f"messages[{index}]"
+            return await self._admission.admit(
+                call.request_id, plan.principal, draft=plan.draft, bound=plan.bound, after=after
             )
-    return min(ask.size + TEMPLATE_TOKENS + TEMPLATE_TOKENS_PER_MESSAGE * len(messages), context_length)
+        except Refused as refused:
+            self._log_refusal(call, plan, refused)
+            raise over_limit(refused, plan.bound) from None
+        except RedisUnavailable as fault:
+            raise unavailable(fault.retry_after_s) from fault
+        except Stale as fault:
+            if after is None:
+                raise
+            raise unavailable() from fault
 
+    def _log_refusal(self, call: Call, plan: Plan, refused: Refused) -> None:
+        principal = plan.principal
+        stands_for = self._refusals.take(str(principal.tenant_id), refused.reason)
+        if stands_for is not None:
+            _log.info(
+                "request_refused",
+                request_id=str(call.request_id),
+                tenant=principal.tenant_name,
+                key_id=principal.key_id,
+                route=plan.route.name,
+                reason=refused.reason,
+                subject=refused.subject,
+                window=refused.window,
+                times=stands_for,
+            )
 
-def _given(body: Body, field: str) -> bool:
-    return body.get(field, _NULL) != _NULL
-
-
-def _json(value: str | int) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
+    def _compare(self, plan: Plan, usage: TokenUsage) -> None:
+        """A prompt that has more tokens than were counted is a fault of the counting."""
+        if usage.source == "backend":
+            self._counter.told(plan.prompt, plan.route, usage.prompt_tokens)
 
 
 def _allowed(model: str, principal: Principal) -> bool:
@@ -374,48 +197,5 @@ def _allowed(model: str, principal: Principal) -> bool:
 
 def _may_infer(principal: Principal) -> Principal:
     if "inference" not in principal.scopes:
-        raise ApiError(
-            403,
-            "This API key may not run models. Use a key with the scope 'inference'.",
-            type="permission_error",
-            code="insufficient_scope",
-        )
+        raise out_of_scope()
     return principal
-
-
-def _invalid_key(key: str | None) -> ApiError:
-    if not key:
-        return unauthorized("No API key. Send it as 'authorization: Bearer <key>'.")
-    return unauthorized("The API key is not valid. Check it, or ask your administrator for another.")
-
-
-def _unavailable(retry_after_s: float = 1.0) -> ApiError:
-    return ApiError(
-        503,
-        "The gateway cannot reach its own services at the moment. Try again shortly.",
-        type="server_error",
-        code="service_unavailable",
-        headers={"retry-after": str(max(1, math.ceil(retry_after_s)))},
-    )
-
-
-def _over_limit(refused: Refused) -> ApiError:
-    headers = dict(refused.headers)
-    if refused.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, math.ceil(refused.retry_after_s)))
-    if refused.reason == "budget":
-        return ApiError(
-            429,
-            "The budget does not allow this request. Ask for less output, wait for the next period, or have the "
-            "budget raised.",
-            type="insufficient_quota",
-            code="insufficient_quota",
-            headers=headers,
-        )
-    if refused.reason == "concurrent":
-        message = f"Over the limit of {refused.limit} requests at a time. Wait until one of them has ended."
-    else:
-        message = (
-            f"Over the limit of {refused.limit} {refused.reason} per {refused.window}. Wait as 'retry-after' says."
-        )
-    return ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", headers=headers)

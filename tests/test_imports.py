@@ -27,11 +27,17 @@ GATEWAY_ROOMS = {
     "tokens": {"routing"},
     "backends": {"routing", "billing"},
     "idempotency": {"admission", "tenants", "billing"},
-    "pipeline": {"tenants", "admission", "billing", "routing", "backends", "idempotency", "db"},
-    "http": {"pipeline", "tenants", "billing", "routing", "admission", "db"},
+    "ask": set(),
+    "refusals": {"admission", "billing"},
+    "order": {"ask", "tenants", "admission", "billing", "routing", "backends", "tokens"},
+    "answer": {"ask", "order", "admission", "billing", "backends"},
+    "pipeline": {"ask", "refusals", "order", "answer"}
+    | {"tenants", "admission", "billing", "routing", "tokens", "backends", "idempotency", "db"},
+    "http": {"pipeline", "ask", "answer", "tenants", "billing", "routing", "admission", "db"},
     "local": {"cli", "tenants", "billing", "db", "admission", "routing"},
     "cli": {"app", "local", "tenants", "billing", "db", "admission", "routing"},
-    "app": {"http", "pipeline", "tenants", "admission", "billing", "routing", "backends", "idempotency", "db"},
+    "app": {"http", "pipeline"}
+    | {"tenants", "admission", "billing", "routing", "tokens", "backends", "idempotency", "db"},
 }
 PLAIN_MODULES = {"settings", "clock", "ids", "telemetry", "redis_url", "secret_key"}
 

@@ -32,6 +32,8 @@ class Order:
     """Opaque and stable: the tenant's id, by which a worker shares its time between tenants."""
     prompt_bytes: int
     """Size of the request; what an estimate of its tokens starts from when a backend tells none."""
+    prompt_tokens: int | None = None
+    """Counted tokens of the prompt; None: nobody counted them."""
     weight: float = 1.0
     """The tenant's share of a worker beside others'; above 0."""
 

@@ -20,6 +20,7 @@ from gateway.backends import faults
 from gateway.backends.backend import Backend, Order
 from gateway.backends.faults import BackendError, BackendFault
 from gateway.backends.transport import Reply, Transport
+from gateway.billing.normalise import openai_usage
 from gateway.billing.usage import TokenUsage
 from gateway.routing.policy import Balancer
 from gateway.routing.route import Endpoint
@@ -81,6 +82,8 @@ class Exchange:
         self.usage = TokenUsage()
         self.handed_on = False
         """Whether any event of the answer was returned; from then on there is no second attempt."""
+        self.queue_ms: int | None = None
+        """From the beginning until the request was sent in the latest attempt."""
         self.first_token_ms: int | None = None
         self.complete = False
 
@@ -146,6 +149,7 @@ class Exchange:
         with ExitStack() as in_use:
             in_use.enter_context(relay.balancer.using(endpoint))
             limit = min(self._loop.time() + relay.limits.first_byte_s, self._deadline)
+            self.queue_ms = self.elapsed_ms()
             try:
                 async with asyncio.timeout_at(limit):
                     reply = await relay.transport.post(
@@ -206,6 +210,7 @@ class _Attempt:
         self._metered = False
         self._told = False
         """Whether the backend told usage, by meter or otherwise. Until it has, tokens are estimated."""
+        self._reported = TokenUsage()
         self._counted = 0
         self._rename = order.model != order.backend_model
         self._left_over: BackendFault | None = None
@@ -264,7 +269,9 @@ class _Attempt:
                     self._left_over = error or faults.malformed("sent an error event that is not JSON")
                     break
             if b'"usage"' in data and b'"usage":null' not in data:
-                told = _usage_of(data)
+                told = _usage_of(data, self._reported)
+                if told is not None:
+                    self._reported = told
                 if told is not None and not self._metered:
                     usage = told
                     self._told = True
@@ -274,7 +281,9 @@ class _Attempt:
                 self._counted += 1 if self._order.streamed else -(-len(data) // ESTIMATED_BYTES_PER_TOKEN)
             found.append(_renamed(data, self._order.model) if self._rename else data)
         if self._counted and not self._told:
-            prompt = -(-self._order.prompt_bytes // ESTIMATED_BYTES_PER_TOKEN)
+            prompt = self._order.prompt_tokens
+            if prompt is None:
+                prompt = -(-self._order.prompt_bytes // ESTIMATED_BYTES_PER_TOKEN)
             usage = TokenUsage(prompt, self._counted, source="estimated")
         if usage is not None:
             exchange.seen(usage)
@@ -288,17 +297,12 @@ def _decoded(data: bytes) -> Any:
         return None
 
 
-def _usage_of(data: bytes) -> TokenUsage | None:
+def _usage_of(data: bytes, before: TokenUsage) -> TokenUsage | None:
+    """Running totals, after those told ``before``, if the event tells any."""
     event = _decoded(data)
-    usage = event.get("usage") if isinstance(event, dict) else None
-    if not isinstance(usage, dict):
-        return None
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if type(prompt) is not int or type(completion) is not int or prompt < 0 or completion < 0:
-        return None
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return TokenUsage(prompt, completion, cached if type(cached) is int and 0 <= cached <= prompt else 0)
+    reported = event.get("usage") if isinstance(event, dict) else None
+    usage = openai_usage(reported, before)
+    return None if usage is before else usage
 
 
 def _has_no_choice(data: bytes) -> bool:

@@ -41,6 +41,16 @@ class Client:
         value = self._headers.get(name)
         return None if value is None else value.decode("latin-1")
 
+    def text(self, name: str) -> str | None:
+        """A header's text: UTF-8 if it is that, else Latin-1."""
+        value = self._headers.get(name.encode())
+        if value is None:
+            return None
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value.decode("latin-1")
+
     def bearer(self) -> str | None:
         """The token of the ``authorization`` header."""
         return bearer(self.header(b"authorization"))

@@ -6,11 +6,17 @@ from typing import Any
 
 import msgspec
 
-from gateway.pipeline import Ask, Body
+from gateway.ask import Ask, Body
 from worker.protocol.errors import bad_request
 
 MAX_CHOICES = 128
 MAX_MODEL_NAME = 256
+MAX_END_USER = 512
+"""Characters of what a client calls its own user."""
+MAX_TAGS = 10
+MAX_TAG = 64
+END_USER_HEADER = "x-penstock-end-user"
+TAGS_HEADER = "x-penstock-tags"
 MAX_BESIDE_MESSAGES = 1024 * 1024
 """Most bytes of a body that are not its messages: each field there becomes a Python object."""
 
@@ -24,9 +30,12 @@ class _Longest(msgspec.Struct):
 _longest_decoder = msgspec.json.Decoder(_Longest)
 
 
-def parse_chat(raw: bytes) -> Ask:
-    """Takes time in proportion to the bytes, not to the values in them. Raises ApiError (400) that names the field and
-    the remedy."""
+def parse_chat(raw: bytes, *, end_user: str | None = None, tags: str | None = None) -> Ask:
+    """``end_user``, ``tags``: what the headers of these names say.
+
+    Takes time in proportion to the bytes, not to the values in them. Raises ApiError (400) that names the field and
+    the remedy.
+    """
     body = _object(raw)
     model = _value(body, "model")
     if not isinstance(model, str) or not model:
@@ -47,7 +56,23 @@ def parse_chat(raw: bytes) -> Ask:
         include_usage=_include_usage(body),
         choices=_count(body, "n", MAX_CHOICES) or 1,
         max_output_tokens=_output_cap(body),
+        end_user=_end_user(body, end_user),
+        tags=read_tags(tags),
     )
+
+
+def read_tags(header: str | None) -> tuple[str, ...]:
+    """A header's tags, sorted, each once: ``name`` or ``name=value``, with commas between. Raises ApiError (400)."""
+    tags = sorted({tag for part in (header or "").split(",") if (tag := part.strip())})
+    if len(tags) > MAX_TAGS:
+        raise bad_request(f"The header '{TAGS_HEADER}' has {len(tags)} tags. At most {MAX_TAGS} are allowed.")
+    for tag in tags:
+        if len(tag) > MAX_TAG or not tag.isprintable():
+            raise bad_request(
+                f"The header '{TAGS_HEADER}' has a tag that is longer than {MAX_TAG} characters, or has some that "
+                "cannot be printed. Shorten or clean it; commas stand between tags."
+            )
+    return tuple(tags)
 
 
 def _object(raw: bytes) -> Body:
@@ -104,3 +129,17 @@ def _include_usage(body: Body) -> bool:
     if include_usage is not None and not isinstance(include_usage, bool):
         raise bad_request("'stream_options.include_usage' must be true or false.", param="stream_options.include_usage")
     return bool(include_usage)
+
+
+def _end_user(body: Body, header: str | None) -> str | None:
+    """The header wins over ``safety_identifier``, which wins over the older ``user``."""
+    named: list[tuple[str, str | None, Any]] = [(f"The header '{END_USER_HEADER}'", None, header)]
+    named += [(f"'{field}'", field, _value(body, field)) for field in ("safety_identifier", "user")]
+    chosen = None
+    for what, field, value in named:
+        if value is not None and not isinstance(value, str):
+            raise bad_request(f"{what} must be text.", param=field)
+        if value is not None and len(value) > MAX_END_USER:
+            raise bad_request(f"{what} has {len(value)} characters. At most {MAX_END_USER} are allowed.", param=field)
+        chosen = chosen or value
+    return chosen or None

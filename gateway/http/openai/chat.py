@@ -12,11 +12,13 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from gateway.answer import Answer
+from gateway.ask import Ask, Call
 from gateway.http.client import Client, ClientGone
-from gateway.http.openai.ask import parse_chat
+from gateway.http.openai.ask import END_USER_HEADER, TAGS_HEADER, parse_chat
 from gateway.http.openai.reference import ChatOperation
 from gateway.ids import uuid7
-from gateway.pipeline import Answer, Ask, Call, Pipeline
+from gateway.pipeline import Pipeline
 from worker.protocol.errors import ApiError, server_error
 from worker.protocol.sse import DONE, MEDIA_TYPE, encode_comment, encode_event
 
@@ -84,7 +86,8 @@ class ChatCompletion:
 
     def _reader(self, client: Client) -> Callable[[], Awaitable[Ask]]:
         async def read() -> Ask:
-            return parse_chat(await client.read_json(self._max_body_bytes, within_s=self._body_timeout_s))
+            raw = await client.read_json(self._max_body_bytes, within_s=self._body_timeout_s)
+            return parse_chat(raw, end_user=client.text(END_USER_HEADER), tags=client.text(TAGS_HEADER))
 
         return read
 

@@ -1,0 +1,155 @@
+"""The answer to an admitted request: read from its exchange, settled exactly once, whatever becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+
+import structlog
+
+from gateway.admission.ticket import Ticket
+from gateway.ask import Call
+from gateway.backends.faults import BackendFault
+from gateway.backends.relay import Exchange
+from gateway.billing.usage import Status, TokenUsage, usd_text
+from gateway.order import Plan
+
+_log = structlog.get_logger("gateway.request")
+
+
+class Answer:
+    """An admitted request, about to be answered. An async context manager that settles it exactly once.
+
+    Read it by ``events`` (streamed) or ``whole``. If the block ends before the answer is complete, the backend's
+    connection is closed at once; ``left`` says beforehand that the client hung up, which makes the row ``aborted``.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        plan: Plan,
+        ticket: Ticket,
+        exchange: Exchange,
+        *,
+        keepalive_s: float,
+        on_usage: Callable[[Plan, TokenUsage], None],
+    ) -> None:
+        """``on_usage`` is told what the backend reported in the end."""
+        self._call = call
+        self._plan = plan
+        self._ticket = ticket
+        self._exchange = exchange
+        self._keepalive_s = keepalive_s
+        self._on_usage = on_usage
+        self._settled = False
+        self.client_left = False
+
+    @property
+    def streamed(self) -> bool:
+        return self._ticket.draft.streamed
+
+    @property
+    def timeout_s(self) -> float:
+        """The route's limit for the whole answer."""
+        return self._plan.route.timeout_s
+
+    @property
+    def complete(self) -> bool:
+        return self._exchange.complete
+
+    def left(self) -> None:
+        """The client hung up."""
+        self.client_left = True
+
+    def headers(self) -> list[tuple[str, str]]:
+        """What the answer's head tells of it. Only a whole answer's cost is known before its head leaves."""
+        headers = list(self._ticket.headers.items())
+        if self._exchange.backend_id is not None:
+            headers.append(("x-penstock-backend", self._exchange.backend_id))
+        if self._settled and not self.streamed:
+            headers.append(("x-penstock-cost-usd", usd_text(self._ticket.charged_nano_usd)))
+        return headers
+
+    async def events(self) -> list[bytes]:
+        """JSON of the events that came; none when it is time for a sign of life, or when the answer is ``complete``.
+
+        Raises ApiError. Once it returned, the backend had begun a good answer.
+        """
+        return await self._advance(self._keepalive_s)
+
+    async def whole(self) -> bytes:
+        """The JSON body. Raises ApiError."""
+        events: list[bytes] = []
+        while not self.complete:
+            events += await self._advance(None)
+        await self._ticket.settled()
+        return events[-1]
+
+    async def _advance(self, wait_s: float | None) -> list[bytes]:
+        try:
+            found = await self._exchange.events(wait_s=wait_s)
+        except BackendFault as fault:
+            self._settle("failed", fault.code)
+            raise fault.error() from fault
+        if self.complete:
+            self._settle("ok")
+        return found
+
+    async def __aenter__(self) -> Answer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.client_left:
+            self._settle("aborted")
+        elif kind is not None and issubclass(kind, asyncio.CancelledError):
+            self._settle("failed", "gateway_stopping")
+        else:
+            self._settle("failed", "internal_error")
+        await self._exchange.__aexit__(kind, fault, trace)
+
+    def _settle(self, status: Status, error_code: str | None = None) -> None:
+        if self._settled:
+            return
+        self._settled = True
+        exchange, principal, images = self._exchange, self._plan.principal, self._plan.prompt.images
+        usage = exchange.usage
+        if images and usage.prompt_tokens:
+            # No backend tells how many there were.
+            usage = replace(usage, images=images)
+        if status == "failed" and not (self.streamed and exchange.handed_on):
+            # Nothing of it reached the client: tokens that were generated are not the tenant's to pay.
+            usage = replace(usage, completion_tokens=0, reasoning_tokens=0)
+        self._ticket.settle(
+            status,
+            usage,
+            backend=exchange.backend_id,
+            attempts=exchange.attempts,
+            error_code=error_code,
+            first_token_ms=exchange.first_token_ms,
+            queue_ms=exchange.queue_ms,
+        )
+        self._on_usage(self._plan, usage)
+        _log.info(
+            "request",
+            request_id=str(self._call.request_id),
+            client_request_id=self._call.client_request_id,
+            tenant=principal.tenant_name,
+            project=principal.project_name,
+            key_id=principal.key_id,
+            route=self._plan.route.name,
+            status=status,
+            error_code=error_code,
+            streamed=self.streamed,
+            backend=exchange.backend_id,
+            attempts=exchange.attempts,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            charged_nano_usd=self._ticket.charged_nano_usd,
+            queue_ms=exchange.queue_ms,
+            first_token_ms=exchange.first_token_ms,
+            total_ms=exchange.elapsed_ms(),
+        )
