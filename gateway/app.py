@@ -69,7 +69,13 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     backend = FleetWorker(settings.fleet_token)
     relay = Relay(transport, balancer, backend, limits)
     counter = PromptCounter(registry.endpoints, lambda endpoint: backend.counting(transport, endpoint))
-    drainer = Drainer(engine, settings.redis_url, clock, interval_s=settings.drain_interval_s)
+    drainer = Drainer(
+        engine,
+        settings.redis_url,
+        clock,
+        interval_s=settings.drain_interval_s,
+        keep_months=settings.ledger_retention_months,
+    )
     pipeline = Pipeline(
         tenants=tenants,
         catalog=catalog,

@@ -33,6 +33,7 @@ from gateway.billing.ledger import (
     record,
     record_refusals,
 )
+from gateway.billing.retention import drop_old_months
 from gateway.clock import Clock
 from gateway.db.engine import DatabaseUnavailable, transaction
 from gateway.db.partitions import month_of, months_ahead
@@ -64,11 +65,16 @@ class Drainer:
         *,
         interval_s: float = 0.5,
         timeout_s: float = 2.0,
+        keep_months: int | None = None,
     ) -> None:
-        """``timeout_s``: longest wait for an answer of Redis."""
+        """``timeout_s``: longest wait for an answer of Redis.
+
+        ``keep_months``: whole months of rows that are kept beside the running one; None: all.
+        """
         self._engine = engine
         self._clock = clock
         self._interval_s = interval_s
+        self._keep_months = keep_months
         self._redis = redis.asyncio.Redis.from_url(
             redis_url,
             socket_timeout=timeout_s,
@@ -109,6 +115,25 @@ class Drainer:
             await self._redis.aclose()
 
     async def _run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            retention = tasks.create_task(self._drop_old_months(), name="retention")
+            await self._drain_until_stopped()
+            retention.cancel()
+
+    async def _drop_old_months(self) -> None:
+        """Beside the draining, which must not wait while an old month is looked through."""
+        while self._keep_months is not None:
+            pause = MAINTENANCE_S
+            try:
+                await drop_old_months(self._engine, self._clock.now(), self._keep_months)
+            except DatabaseUnavailable as fault:
+                _log.warning("retention_failed", error=str(fault))
+                pause = MAINTENANCE_RETRY_S
+            except Exception:
+                _log.exception("retention_failed")
+            await asyncio.sleep(pause)
+
+    async def _drain_until_stopped(self) -> None:
         failures = 0
         while not self._stopping.is_set():
             try:
