@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, replace
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -64,8 +63,6 @@ class Catalog:
 
     def __init__(self, engine: AsyncEngine, clock: Clock, *, cache_s: float = 5.0) -> None:
         self._engine = engine
-        self._clock = clock
-        self._book: Any = None
         self._copy = CachedCopy("routes", self._read, clock, cache_s=cache_s)
 
     async def route(self, name: str) -> Route | None:
@@ -163,14 +160,6 @@ class Catalog:
                 await audit(connection, actor, "delete", "pool", name, before={"name": name})
         except IntegrityError as fault:
             raise ConfigurationError(f"routes use the pool {name!r}; delete them or give them another pool") from fault
-
-    async def price(self, route: str, at: datetime) -> Any:
-        """Until those who ask here ask the price book."""
-        from gateway.billing.prices import PriceBook
-
-        if self._book is None:
-            self._book = PriceBook(self._engine, self._clock)
-        return await self._book.price(route, at)
 
     async def _read(self) -> dict[str, Route]:
         async with transaction(self._engine) as connection:

@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,8 +127,8 @@ async def test_a_price_holds_its_moment_in_any_zone(book: PriceBook) -> None:
 
 async def test_every_rate_is_kept_to_the_last_place_and_audited(book: PriceBook, engine: AsyncEngine) -> None:
     rates = {name: Decimal("0.123456789") + index for index, name in enumerate(RATES)}
-    spec = price_spec("m", "1", "2", **(rates | {"compute_ceiling_s": 2.5, "effective_from": BEGIN}))  # type: ignore[arg-type]
-    price = await book.set_price(ACTOR, spec)
+    spec = price_spec("m", "1", "2", compute_ceiling_s=2.5, effective_from=BEGIN)
+    price = await book.set_price(ACTOR, msgspec.structs.replace(spec, **rates))
     assert {name: getattr(await book.price("m", BEGIN), name) for name in RATES} == rates
     assert await book.prices("m") == [price]
     (row,) = await fetch(engine, "SELECT * FROM audit_log WHERE kind = 'price'")
@@ -176,7 +177,7 @@ async def test_prices_need_a_route_and_a_tenant_that_are_there(book: PriceBook) 
 )
 def test_prices_that_cannot_be_meant_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
-        checked(price_spec("m", "1", "2", **change))
+        checked(msgspec.structs.replace(price_spec("m", "1", "2"), **change))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from decimal import Decimal
 
 import psycopg
 
+from gateway.billing.prices import PriceBook
 from gateway.clock import SystemClock
 from gateway.db.engine import create_engine
 from gateway.local.files import Credentials
@@ -22,7 +23,7 @@ async def test_the_first_start_declares_a_priced_route_and_keys_that_work(databa
         route = await catalog.route(MODEL)
         assert route is not None
         assert route.backend_model == MODEL
-        price = await catalog.price(MODEL, SystemClock().now())
+        price = await PriceBook(engine, SystemClock()).price(MODEL, SystemClock().now())
         assert price is not None
         assert (price.input_usd_per_mtok, price.output_usd_per_mtok) == (Decimal("0.1"), Decimal("0.4"))
     finally:
