@@ -25,6 +25,7 @@ from gateway.db.migrate import check_schema
 from gateway.http.errors import EXCEPTION_HANDLERS
 from gateway.http.fleet import fleet_handlers
 from gateway.http.health import health_handlers
+from gateway.http.invoices import invoice_handlers
 from gateway.http.openai.chat import chat_handler
 from gateway.http.openai.models import model_handlers
 from gateway.http.tenant_usage import tenant_usage_handlers
@@ -115,6 +116,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             *model_handlers(pipeline),
             *usage_handlers(tenants, reports_engine, hash_end_user),
             *tenant_usage_handlers(tenants, reports_engine, hash_end_user),
+            *invoice_handlers(tenants, reports_engine, clock),
             *fleet_handlers(registry, catalog, fleet_token=settings.fleet_token),
             *health_handlers(
                 {"postgres": postgres_answers, "schema": schema_is_current, "redis": registry.refresh},

@@ -26,6 +26,7 @@ _COMMANDS = {
     "route": "gateway.cli.routes:route",
     "price": "gateway.cli.prices:price",
     "usage": "gateway.cli.usage:usage",
+    "invoice": "gateway.cli.invoice:invoice",
     "dead": "gateway.cli.dead:dead",
     "audit": "gateway.cli.audit:audit",
 }

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from gateway.billing.export import cell, csv_of
+from gateway.billing.forecast import Method, forecast
 from gateway.billing.report_query import DIMENSIONS, MEASURES, STATUSES, Dimension, InvalidReport, NotFound, UsageQuery
 from gateway.billing.report_rows import AdminUsageRow, fields_of, total
 from gateway.billing.report_statement import Report
@@ -22,6 +23,11 @@ from gateway.settings import load_settings
 _TOKENS = ("PROMPT TOKENS", "COMPLETION TOKENS")
 _ALIASES = {"route": "model"}
 F = TypeVar("F", bound=Callable[..., Any])
+_METHODS: dict[Method, str] = {
+    "weekdays": "each day costs what its weekday cost on average",
+    "days": "each day costs what its weekday, or else any day, cost on average",
+    "today": "the rate of today goes on",
+}
 Format = Literal["table", "json", "csv"]
 
 
@@ -64,6 +70,9 @@ def _filter(name: str, metavar: str, help: str) -> Callable[[F], F]:
 )
 @click.option("--format", "form", type=click.Choice(get_args(Format)), default="table", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="As --format json.")
+@click.option(
+    "--forecast", "to_forecast", is_flag=True, help="What the tenant will have been charged by the month's end."
+)
 def usage(
     tenant: str | None,
     start: date | datetime | None,
@@ -72,12 +81,16 @@ def usage(
     timezone: str,
     form: Format,
     as_json: bool,
+    to_forecast: bool,
     **filters: Any,
 ) -> None:
     """Show requests by status, tokens, and what was charged, to the last nano-USD.
 
     JSON and CSV have all kinds of tokens and what the requests cost as well.
     """
+    if to_forecast:
+        _forecast(tenant, as_json or form == "json")
+        return
     zone = zone_named(timezone)
     wanted: Any = [_ALIASES.get(name, name) for name in group_by] or (["model"] if tenant else ["tenant", "model"])
     query = UsageQuery(
@@ -116,6 +129,26 @@ def usage(
             "dead_usage_events for each and its error.",
             err=True,
         )
+
+
+def _forecast(tenant: str | None, as_json: bool) -> None:
+    if tenant is None:
+        raise click.UsageError("--forecast is of one tenant; name it by --tenant")
+    found = run(lambda session: forecast(session.engine, tenant, session.clock.now()))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        return
+    budget = found.budget
+    lines = [
+        ("Charged so far", found.charged_usd),
+        (f"Forecast for {found.month}", found.forecast_usd),
+        *([("Budget", budget.amount_usd), ("Left of it", budget.remaining_usd)] if budget else []),
+        *([("Forecast beyond it", budget.excess_usd)] if budget and budget.excess_nano_usd else []),
+    ]
+    echo_table((f"TENANT {found.tenant}", "USD"), lines, numbers=("USD",))
+    click.echo(f"Method: {_METHODS[found.method]}; {found.history_days} whole days of history, {found.timezone}.")
+    if budget is not None and budget.exhausted_on is not None:
+        click.echo(f"The budget is expected to be spent on {budget.exhausted_on}.")
 
 
 def _show(report: Report, wanted: Sequence[Dimension]) -> None:
