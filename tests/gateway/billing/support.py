@@ -20,18 +20,27 @@ NOON = datetime(2024, 6, 3, 12, 0, tzinfo=UTC)
 TENANT = UUID(int=1)
 SHARD = "{s07}"
 
-ROW_SUMS = """
-SELECT tenant_id, key_id, route, status, count(*) AS requests, sum(prompt_tokens)::bigint AS prompt_tokens,
-       sum(completion_tokens)::bigint AS completion_tokens, sum(cached_tokens)::bigint AS cached_tokens,
-       sum(charged_nano_usd)::bigint AS charged_nano_usd, sum(cost_nano_usd)::bigint AS cost_nano_usd,
-       date_bin('15 minutes', admitted_at, 'epoch') AS bucket
-FROM usage_events GROUP BY bucket, tenant_id, key_id, route, status ORDER BY bucket, tenant_id, key_id, route, status
+_KEY = "bucket, tenant_id, project_id, key_id, route, backend, status"
+_SUMS = (
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "cache_write_tokens",
+    "reasoning_tokens",
+    "images",
+    "compute_us",
+    "charged_nano_usd",
+    "cost_nano_usd",
+)
+ROW_SUMS = f"""
+SELECT {_KEY}, count(*) AS requests, {", ".join(f"sum({name})::numeric AS {name}" for name in _SUMS)}
+FROM (SELECT date_bin('15 minutes', admitted_at, 'epoch') AS bucket, tenant_id, project_id, key_id, route,
+             coalesce(backend, '') AS backend, status, {", ".join(_SUMS)} FROM usage_events) AS events
+GROUP BY {_KEY} ORDER BY {_KEY}
 """
-ROLLUPS = """
-SELECT tenant_id, key_id, route, status, requests, prompt_tokens, completion_tokens, cached_tokens,
-       charged_nano_usd::bigint, cost_nano_usd::bigint, bucket
-FROM usage_rollup WHERE requests <> 0 OR charged_nano_usd <> 0 OR prompt_tokens <> 0
-ORDER BY bucket, tenant_id, key_id, route, status
+ROLLUPS = f"""
+SELECT {_KEY}, requests, {", ".join(f"{name}::numeric" for name in _SUMS)}
+FROM usage_rollup WHERE requests <> 0 OR {" OR ".join(f"{name} <> 0" for name in _SUMS)} ORDER BY {_KEY}
 """
 
 
@@ -50,6 +59,33 @@ def usage_event(**changes: Any) -> UsageEvent:
         "price_id": UUID(int=2),
     }
     return UsageEvent(**(values | changes))
+
+
+def full_event(**changes: Any) -> UsageEvent:
+    """One that says all that an event can say."""
+    values: dict[str, Any] = {
+        "project_id": UUID(int=3),
+        "end_user": "0123456789abcdef0123456789abcdef",
+        "cached_tokens": 4,
+        "cache_write_tokens": 2,
+        "reasoning_tokens": 1,
+        "images": 5,
+        "compute_us": 123_456,
+        "usage_source": "counted",
+        "cost_nano_usd": 7,
+        "cost_price_id": UUID(int=4),
+        "markup_bp": -250,
+        "over_bound": True,
+        "streamed": True,
+        "backend": "w-1",
+        "attempts": 3,
+        "client_request_id": "c",
+        "first_token_ms": 0,
+        "total_ms": 2**40,
+        "queue_ms": 17,
+        "tags": ["env=prod", 'team=\u00fcnï, {"x"}'],
+    }
+    return usage_event(**(values | changes))
 
 
 class Stream:

@@ -14,14 +14,17 @@ from gateway.billing.entries import (
     MAX_AMOUNT,
     MAX_KEY_TEXT,
     MAX_NOTE_TEXT,
+    MAX_TAG_TEXT,
+    MAX_TAGS,
     MAX_TOKENS,
     BadEntry,
     raw_of,
     read_entry,
 )
-from tests.gateway.billing.support import NOON, usage_event
+from tests.gateway.billing.support import NOON, full_event, usage_event
 
-GOOD: dict[str, Any] = json.loads(msgspec.json.encode(usage_event(backend="w1", client_request_id="c")))
+GOOD: dict[str, Any] = json.loads(msgspec.json.encode(full_event()))
+PARTS = ("cached_tokens", "cache_write_tokens", "reasoning_tokens", "images", "compute_us")
 FIELDS = st.sampled_from([*GOOD, "unknown"])
 WILD = st.recursive(
     st.one_of(
@@ -56,7 +59,10 @@ def test_any_bytes_are_an_entry_or_a_clear_error(raw: bytes) -> None:
         read_entry("1-0", _fields(raw), NOON)
 
 
-@given(st.dictionaries(FIELDS, WILD, max_size=4))
+TAGS = st.lists(st.text(max_size=300) | st.text(st.characters(categories=["Cs", "Cc"])), max_size=50)
+
+
+@given(st.dictionaries(FIELDS, WILD, max_size=4) | st.fixed_dictionaries({"tags": TAGS}))
 def test_any_json_is_an_entry_that_postgres_can_hold_or_a_clear_error(changes: dict[str, Any]) -> None:
     raw = json.dumps(GOOD | changes).encode()
     try:
@@ -67,13 +73,20 @@ def test_any_json_is_an_entry_that_postgres_can_hold_or_a_clear_error(changes: d
         return
     for name in ("charged_nano_usd", "cost_nano_usd"):
         assert 0 <= getattr(event, name) <= MAX_AMOUNT
-    for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
-        assert 0 <= getattr(event, name) <= MAX_TOKENS
+    for name in ("prompt_tokens", "completion_tokens", *PARTS):
+        assert 0 <= getattr(event, name) <= MAX_TOKENS * 10
+    assert -10_000 <= event.markup_bp <= 1_000_000
     assert event.admitted_at.tzinfo is not None
-    for name in ("key_id", "route", "backend", "error_code", "client_request_id"):
+    for name in ("key_id", "route", "backend", "end_user", "error_code", "client_request_id"):
         value = getattr(event, name)
         assert value is None or ("\0" not in value and len(value) <= MAX_NOTE_TEXT)
         msgspec.json.encode(value)  # no lone surrogate
+    assert len(event.tags) <= MAX_TAGS
+    assert event.tags == sorted(set(event.tags))
+    for tag in event.tags:
+        assert 0 < len(tag) <= MAX_TAG_TEXT
+        assert "\0" not in tag
+        msgspec.json.encode(tag)
 
 
 @given(st.sampled_from(["\x00", "\ud800", "a\udfff\x00b"]), st.sampled_from(["key_id", "route", "client_request_id"]))
@@ -99,9 +112,30 @@ def test_what_only_explains_is_cut_and_what_identifies_is_not() -> None:
 
 
 def test_a_silly_duration_does_not_keep_money_out() -> None:
-    raw = json.dumps(GOOD | {"first_token_ms": -5, "total_ms": 10**30, "attempts": -1}).encode()
+    raw = json.dumps(GOOD | {"first_token_ms": -5, "total_ms": 10**30, "queue_ms": -1, "attempts": -1}).encode()
     event = read_entry("1-0", _fields(raw), NOON).event
-    assert (event.first_token_ms, event.total_ms, event.attempts) == (None, None, 0)
+    assert (event.first_token_ms, event.total_ms, event.queue_ms, event.attempts) == (None, None, None, 0)
+
+
+def test_tags_are_bounded_in_number_and_length_sorted_and_each_once() -> None:
+    given_ = [f"t{number:03d}" for number in range(100)]
+    raw = json.dumps(GOOD | {"tags": [*reversed(given_), "t000", "", "a" * 10_000, "a\0b"]}).encode()
+    tags = read_entry("1-0", _fields(raw), NOON).event.tags
+    assert tags == ["a" * MAX_TAG_TEXT, "a\N{REPLACEMENT CHARACTER}b", *given_[: MAX_TAGS - 2]]
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize(("value", "kept"), [(-1, 0), (0, 0), (10**30, None)])
+def test_a_silly_part_does_not_keep_money_out(name: str, value: int, kept: int | None) -> None:
+    event = read_entry("1-0", _fields(json.dumps(GOOD | {name: value}).encode()), NOON).event
+    assert getattr(event, name) == (kept if kept is not None else 10**13 if name == "compute_us" else MAX_TOKENS)
+    assert event.charged_nano_usd == GOOD["charged_nano_usd"]
+
+
+def test_an_end_user_and_a_backend_are_no_longer_than_an_index_takes() -> None:
+    raw = json.dumps(GOOD | {"end_user": "\U0001f6b0" * 10_000, "backend": "b" * 10_000}).encode()
+    event = read_entry("1-0", _fields(raw), NOON).event
+    assert (event.end_user, event.backend) == ("\U0001f6b0" * MAX_KEY_TEXT, "b" * MAX_KEY_TEXT)
 
 
 @pytest.mark.parametrize("name", ["charged_nano_usd", "cost_nano_usd", "prompt_tokens", "completion_tokens"])

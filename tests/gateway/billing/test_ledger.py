@@ -20,7 +20,7 @@ from gateway.billing.usage import UsageEvent
 from gateway.db.engine import transaction
 from gateway.db.partitions import partition_ddl
 from gateway.ids import uuid7
-from tests.gateway.billing.support import NOON, TENANT, assert_consistent, fetch, usage_event
+from tests.gateway.billing.support import NOON, TENANT, assert_consistent, fetch, full_event, usage_event
 from tests.gateway.db.support import opened
 
 
@@ -40,25 +40,26 @@ async def write(engine: AsyncEngine, *entries: Entry) -> int:
 
 
 async def test_a_row_holds_all_that_the_event_says(engine: AsyncEngine) -> None:
-    event = usage_event(
-        status="failed",
-        cached_tokens=4,
-        usage_source="counted",
-        cost_nano_usd=7,
-        price_id=None,
-        over_bound=True,
-        streamed=True,
-        backend="w-1",
-        attempts=3,
-        error_code="backend_error",
-        client_request_id='ünï 🚰 "quoted" \\ ,;\n',
-        first_token_ms=0,
-        total_ms=2**40,
-    )
-    assert await write(engine, entry(event)) == 1
+    for event in (
+        full_event(error_code="backend_error", client_request_id='ünï 🚰 "quoted" \\ ,;\n'),
+        usage_event(status="failed", price_id=None),
+    ):
+        assert await write(engine, entry(event)) == 1
+        (row,) = await fetch(engine, f"SELECT * FROM usage_events WHERE request_id = '{event.request_id}'")
+        assert row.pop("recorded_at") is not None
+        assert row == msgspec.structs.asdict(event) | {"revision": 1}
+    await assert_consistent(engine)
+
+
+async def test_a_revision_replaces_every_column(engine: AsyncEngine) -> None:
+    early = usage_event(status="abandoned")
+    late = full_event(request_id=early.request_id, status="aborted")
+    await write(engine, entry(early))
+    assert await write(engine, entry(late, 2)) == 1
     (row,) = await fetch(engine, "SELECT * FROM usage_events")
     assert row.pop("recorded_at") is not None
-    assert row == msgspec.structs.asdict(event) | {"revision": 1}
+    assert row == msgspec.structs.asdict(late) | {"revision": 2}
+    await assert_consistent(engine)
 
 
 async def test_the_largest_amounts_add_up(engine: AsyncEngine) -> None:
@@ -98,13 +99,20 @@ def histories(draw: st.DrawFn) -> list[Entry]:
         base = usage_event(
             admitted_at=NOON + timedelta(minutes=draw(st.integers(0, 40))),
             tenant_id=UUID(int=draw(st.integers(1, 2))),
+            project_id=UUID(int=draw(st.integers(1, 2))),
             key_id=draw(st.sampled_from(["k1", "k2"])),
+            route=draw(st.sampled_from(["m", "n"])),
         )
         for revision in range(1, draw(st.integers(1, 3)) + 1):
             event = msgspec.structs.replace(
                 base,
-                status=draw(st.sampled_from(["ok", "aborted", "failed", "abandoned"])),
+                status=draw(st.sampled_from(["ok", "aborted", "failed", "abandoned", "cache_hit", "replayed"])),
+                backend=draw(st.sampled_from([None, "w1", "w2"])),
                 prompt_tokens=draw(st.integers(0, 10**12)),
+                cache_write_tokens=draw(st.integers(0, 10**12)),
+                reasoning_tokens=draw(st.integers(0, 10**12)),
+                images=draw(st.integers(0, 10**12)),
+                compute_us=draw(st.integers(0, 10**13)),
                 charged_nano_usd=draw(st.integers(0, 2**53 - 1)),
             )
             entries += [entry(event, revision)] * draw(st.integers(1, 2))
