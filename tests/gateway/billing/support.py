@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -9,6 +10,7 @@ from uuid import UUID
 
 import msgspec
 import redis
+from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -86,6 +88,31 @@ def full_event(**changes: Any) -> UsageEvent:
         "tags": ["env=prod", 'team=\u00fcnï, {"x"}'],
     }
     return usage_event(**(values | changes))
+
+
+GOOD: dict[str, Any] = json.loads(msgspec.json.encode(full_event()))
+_WILD = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.integers(-(10**40), 10**40),
+        st.floats(),
+        st.text(),
+        st.text(st.characters(categories=["Cs", "Cc"])),
+        st.datetimes().map(datetime.isoformat),
+        st.just("x" * 100_000),
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+_TAGS = st.lists(st.text(max_size=300) | st.text(st.characters(categories=["Cs", "Cc"])), max_size=50)
+
+
+def wild_changes() -> st.SearchStrategy[dict[str, Any]]:
+    """What may stand in an event's JSON in place of what is in GOOD."""
+    fields = st.sampled_from([*GOOD, "unknown"])
+    return st.dictionaries(fields, _WILD, max_size=4) | st.fixed_dictionaries({"tags": _TAGS})
 
 
 class Stream:

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -14,13 +18,22 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.billing.entries import Entry
+from gateway.billing.entries import MAX_KEY_TEXT, BadEntry, Entry, read_entry
 from gateway.billing.ledger import quarter_of, record, record_refusals
 from gateway.billing.usage import UsageEvent
 from gateway.db.engine import transaction
 from gateway.db.partitions import partition_ddl
 from gateway.ids import uuid7
-from tests.gateway.billing.support import NOON, TENANT, assert_consistent, fetch, full_event, usage_event
+from tests.gateway.billing.support import (
+    GOOD,
+    NOON,
+    TENANT,
+    assert_consistent,
+    fetch,
+    full_event,
+    usage_event,
+    wild_changes,
+)
 from tests.gateway.db.support import opened
 
 
@@ -143,6 +156,34 @@ def test_any_order_and_any_cut_into_batches_come_to_the_same(
             await assert_consistent(engine)
 
     asyncio.run(main())
+
+
+@given(st.lists(wild_changes(), min_size=1, max_size=8))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_can_be_read_can_be_written(database_url: str, changes: list[dict[str, Any]]) -> None:
+    entries = []
+    for number, change in enumerate(changes):
+        raw = json.dumps(GOOD | {"request_id": str(uuid7())} | change).encode()
+        with contextlib.suppress(BadEntry):
+            read = read_entry(f"{number}-0", {b"event": raw, b"revision": b"1"}, NOON)
+            # Other months need partitions of their own, which is the drainer's business.
+            entries.append(replace(read, event=msgspec.structs.replace(read.event, admitted_at=NOON)))
+
+    async def main() -> None:
+        async with opened(database_url, pool_size=1) as engine:
+            await write(engine, *entries)
+            await assert_consistent(engine)
+
+    asyncio.run(main())
+
+
+async def test_the_longest_names_fit_every_index(engine: AsyncEngine) -> None:
+    # Four bytes each, and none alike, because an index compresses what repeats itself.
+    shuffler = random.Random(7)
+    names = ["".join(chr(shuffler.randint(0x10000, 0x10FFFF)) for _ in range(MAX_KEY_TEXT)) for _ in range(4)]
+    event = usage_event(**dict(zip(("key_id", "route", "backend", "end_user"), names, strict=True)))
+    assert await write(engine, entry(event)) == 1
+    await assert_consistent(engine)
 
 
 async def test_writers_side_by_side_count_once_and_do_not_deadlock(engine: AsyncEngine) -> None:
