@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.openai.ask import MAX_BESIDE_MESSAGES, parse_chat
+from gateway.http.openai.ask import MAX_BESIDE_MESSAGES, parse_chat, read_tags
 from worker.protocol.errors import ApiError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -182,3 +182,39 @@ def test_no_value_of_a_field_makes_it_fail_otherwise(fields: dict[str, Any]) -> 
         assert error.status == 400
     else:
         assert ask.choices >= 1
+
+
+def test_the_end_user_is_whom_the_most_specific_field_names() -> None:
+    assert parse().end_user is None
+    assert parse(user="a").end_user == "a"
+    assert parse(user="a", safety_identifier="b").end_user == "b"
+    assert parse(user="a", safety_identifier="").end_user == "a"
+    raw = json.dumps({"model": "m", "messages": MESSAGES, "user": "a", "safety_identifier": "b"}).encode()
+    assert parse_chat(raw, end_user="Zoë").end_user == "Zoë"
+    assert parse_chat(raw, end_user="").end_user == "b"
+    assert parse(user="x" * 512).end_user == "x" * 512
+
+
+@pytest.mark.parametrize("field", ["user", "safety_identifier"])
+@pytest.mark.parametrize("value", [7, ["a"], {"a": 1}, True, "x" * 513])
+def test_an_end_user_is_a_text_that_is_not_long(field: str, value: Any) -> None:
+    fault = refused(json.dumps({"model": "m", "messages": MESSAGES, field: value}).encode())
+    assert fault.body.param == field
+
+
+def test_a_header_with_a_long_end_user_is_named() -> None:
+    with pytest.raises(ApiError, match="x-penstock-end-user"):
+        parse_chat(json.dumps({"model": "m", "messages": MESSAGES}).encode(), end_user="x" * 513)
+
+
+def test_tags_come_sorted_and_once() -> None:
+    assert read_tags(None) == read_tags(" , ,") == ()
+    assert read_tags("team=blue, beta,team=blue , Ünï code") == ("beta", "team=blue", "Ünï code")
+    assert len(read_tags(",".join(str(at) * 64 for at in range(10)))) == 10
+
+
+@pytest.mark.parametrize("header", [",".join(map(str, range(11))), "x" * 65, "a\x00b", "a\x7f", "a\u200bb"])
+def test_tags_that_are_too_many_too_long_or_not_printable_are_refused(header: str) -> None:
+    with pytest.raises(ApiError, match="x-penstock-tags") as caught:
+        read_tags(header)
+    assert caught.value.status == 400
