@@ -77,6 +77,8 @@ async def _drop(engine: AsyncEngine, month: datetime) -> bool:
     async with transaction(engine, timeout_s=SCAN_TIMEOUT_S) as connection:
         if not await connection.scalar(select(func.pg_try_advisory_xact_lock(RETENTION_LOCK))):
             return False
+        if month not in await _months(connection):
+            return False  # another replica was quicker
         try:
             await connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))
             # From here on it gets no rows, so that none is dropped unseen; its readers are not disturbed yet.
