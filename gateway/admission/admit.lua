@@ -1,132 +1,113 @@
-#!lua
--- Admit one request: every limit of the tenant is checked, then all are taken from, or none.
+-- Admit one request: every limit that bears on it is checked, then all are taken from, or none.
 --
--- KEYS  1 epoch  2 tenant  3 window  4 live  5 reservation  6 leases  7 refusals
--- ARGV  1 clock offset in ms (0 but in tests)   2 lease in ms       3 request id      4 tenant id
---       5 key id                                6 generation        7 requests per minute, or ''
---       8 concurrent requests, or ''            9 bound, nano-USD  10 budget, nano-USD, or ''
---      11 kind of period  12 its start, ms     13 its end, ms      14 usage event up to admitted_at
---      15 and after it    16 life of an idle tenant's counters, ms      17 a generation to take back, or ''
+-- KEYS  1 epoch  2 tenant  3 live  4 reservation  5 leases  6 refusals
+-- ARGV  1 clock offset in ms (0 but in tests)    2 lease in ms      3 request id      4 tenant id     5 key id
+--       6 generation                             7 bound, nano-USD  8 bound, tokens   9 end user, or ''
+--      10 limits (below)                        11 their counters  12 who: project, key, route
+--      13 usage event up to admitted_at         14 and after it    15 life of an idle tenant's counters, ms
+--      16 a generation to take back, or ''
+-- 10 to 12 are msgpack. Limits are one flat list, eight items each: counter, kind, amount, hard (1 or 0), id, then
+--   of a budget: begin and end of its running period in ms, and what to watch: '', or its amount and thresholds in
+--   percent, ascending, parted by blanks;
+--   of requests and tokens: width of a bucket in ms, 0, ''; of concurrent requests: 0, 0, ''.
 -- Replies
---   ADMITTED, now, bucket, period, requests left (-1: no limit), ms until a request would pass
---   REFUSED, now, reason, ms until this request would pass (-1: unknown), limit, left, requests left, ms until one passes
---   STALE, generation known here | STALE_PERIOD, now | NEED_REBUILD, "epoch" or "budget" | OPENING, ms | DUPLICATE
---
--- Amounts stay below 2^53, where doubles are exact, and become text by %.0f only.
+--   ADMITTED, now, of the tightest limit of requests: amount (-1: none), left, ms until such a request would pass;
+--     the same of tokens
+--   REFUSED, now, number of the limit, ms until this request would pass (-1: never), left of the limit, then as above
+--   STALE, generation known here | STALE_PERIOD, now | EMPTY | REBUILD, numbers of limits... | OPENING, ms | DUPLICATE
 
-local WINDOW = 60 -- buckets of one second
+local ITEMS = 8
 
-local function text(number)
-  return string.format('%.0f', number)
-end
-
--- ISO 8601 in UTC. Days to date after Howard Hinnant, "chrono-compatible low-level date algorithms".
-local function iso(ms)
-  local days = math.floor(ms / 86400000)
-  local second = math.floor(ms / 1000) - days * 86400
-  local shifted = days + 719468
-  local era = math.floor(shifted / 146097)
-  local doe = shifted - era * 146097
-  local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
-  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
-  local mp = math.floor((5 * doy + 2) / 153)
-  local day = doy - math.floor((153 * mp + 2) / 5) + 1
-  local month = mp < 10 and mp + 3 or mp - 9
-  local year = yoe + era * 400 + (month <= 2 and 1 or 0)
-  return string.format('%04d-%02d-%02dT%02d:%02d:%02d.%03dZ', year, month, day, math.floor(second / 3600),
-    math.floor(second / 60) % 60, second % 60, ms % 1000)
-end
-
-local clock = redis.call('TIME')
-local now = tonumber(clock[1]) * 1000 + math.floor(tonumber(clock[2]) / 1000) + tonumber(ARGV[1])
-
+local tenant, id, user = KEYS[2], ARGV[3], ARGV[9]
+local now = time(ARGV[1])
 local epoch = redis.call('GET', KEYS[1])
 if not epoch then
-  return { 'NEED_REBUILD', 'epoch' }
+  return { 'EMPTY' }
 end
 local opening = tonumber(epoch) - now
 if opening > 0 and opening < 60000 then -- a longer wait was never meant: the clock was set back
   return { 'OPENING', opening }
 end
-if redis.call('EXISTS', KEYS[5]) == 1 then
+if redis.call('EXISTS', KEYS[4]) == 1 then
   return { 'DUPLICATE' }
 end
-
-local tenant = redis.call('HMGET', KEYS[2], 'generation', 'kind', 'start', 'end', 'spent', 'reserved')
+local known = redis.call('HGET', tenant, 'generation')
 local generation = tonumber(ARGV[6])
-if tenant[1] and tonumber(tenant[1]) > generation and tenant[1] ~= ARGV[17] then
-  return { 'STALE', tonumber(tenant[1]) }
-end
-
--- The budget. A period once begun lasts to its end, so that a change of zone begins with the next.
-local bound = tonumber(ARGV[9])
-local amount = tonumber(ARGV[10])
-local period, period_end, spent, reserved = '', 0, 0, 0
-if amount then
-  if tenant[2] ~= ARGV[11] or now < tonumber(tenant[3]) or now >= tonumber(tenant[4]) then
-    if now < tonumber(ARGV[12]) or now >= tonumber(ARGV[13]) then
-      return { 'STALE_PERIOD', now }
-    end
-    return { 'NEED_REBUILD', 'budget' }
+if known and tonumber(known) > generation then
+  if known ~= ARGV[16] then
+    return { 'STALE', tonumber(known) }
   end
-  period = tenant[2] .. ':' .. tenant[3] .. ':' .. tenant[4]
-  period_end = tonumber(tenant[4])
-  spent = tonumber(tenant[5])
-  reserved = tonumber(tenant[6])
+  -- What was noted of later generations says nothing of these.
+  local settlements = redis.call('HGET', tenant, 'settlements') or '0'
+  redis.call('DEL', tenant)
+  redis.call('HSET', tenant, 'settlements', settlements)
 end
 
--- The window: requests admitted in this second and the 60 before it, so that no 60 s ever hold more than the limit.
-local bucket = math.floor(now / 1000)
-local first = bucket - WINDOW
-local window = redis.call('HMGET', KEYS[3], 'n', 'oldest')
-local count = tonumber(window[1] or '0')
-local oldest = math.min(tonumber(window[2] or text(bucket)), bucket) -- a clock may be set back
-if oldest < first then
-  if first - oldest > WINDOW then
-    redis.call('DEL', KEYS[3])
-    count = 0
+local bound, tokens = tonumber(ARGV[7]), tonumber(ARGV[8])
+local limits = cmsgpack.unpack(ARGV[10])
+local last = #limits / ITEMS - 1
+local counter, key, used, cost, oldest, bucket = {}, {}, {}, {}, {}, {}
+local missing = {}
+
+-- Requests or tokens admitted in this bucket and the 60 before it, so that no window's length ever holds more than the
+-- limit. Without the shard's epoch in it the counter may lack what came before the shard was emptied; with another
+-- limit's id, what came while there was none.
+local function read_window(n, width, limit)
+  local held = redis.call('HMGET', key[n], 'n', 'oldest', 'epoch', 'limit')
+  if held[3] ~= epoch and now - tonumber(epoch) < (BUCKETS + 1) * width or held[1] and held[4] ~= limit then
+    missing[#missing + 1] = n
+  end
+  bucket[n] = math.floor(now / width)
+  local first = bucket[n] - BUCKETS
+  used[n] = tonumber(held[1] or '0')
+  oldest[n] = math.min(tonumber(held[2] or text(bucket[n])), bucket[n]) -- a clock may be set back
+  if oldest[n] >= first then
+    return
+  end
+  if first - oldest[n] > BUCKETS then
+    redis.call('DEL', key[n])
+    used[n] = 0
+    redis.call('HSET', key[n], 'epoch', held[3] or '', 'limit', held[4] or '')
   else
-    for past = oldest, first - 1 do
-      local field = text(past)
-      local passed = redis.call('HGET', KEYS[3], field)
+    for past = oldest[n], first - 1 do
+      local passed = redis.call('HGET', key[n], text(past))
       if passed then
-        count = count - tonumber(passed)
-        redis.call('HDEL', KEYS[3], field)
+        used[n] = used[n] - tonumber(passed)
+        redis.call('HDEL', key[n], text(past))
       end
     end
-    redis.call('HSET', KEYS[3], 'n', text(count), 'oldest', text(first))
   end
-  oldest = first
+  oldest[n] = first
+  redis.call('HSET', key[n], 'n', text(used[n]), 'oldest', text(first))
+  redis.call('PEXPIRE', key[n], (BUCKETS + 2) * width)
 end
 
--- Milliseconds until so many of the counted requests have left the window.
-local function until_left(leaving)
-  local fields = {}
-  for past = oldest, bucket do
+-- Milliseconds until so much of what was counted has left the window.
+local function until_left(n, leaving)
+  if leaving <= 0 then
+    return 0
+  end
+  local width, fields, gone = limits[n * ITEMS + 6], {}, 0
+  for past = oldest[n], bucket[n] do
     fields[#fields + 1] = text(past)
   end
-  local gone = 0
-  for index, admitted in ipairs(redis.call('HMGET', KEYS[3], unpack(fields))) do
-    gone = gone + tonumber(admitted or '0')
+  for index, amount in ipairs(redis.call('HMGET', key[n], unpack(fields))) do
+    gone = gone + tonumber(amount or '0')
     if gone >= leaving then
-      return (oldest + index + WINDOW) * 1000 - now
+      return (oldest[n] + index + BUCKETS) * width - now
     end
   end
-  return (WINDOW + 1) * 1000
+  return (BUCKETS + 1) * width
 end
 
-local rate = tonumber(ARGV[7])
-local slots = tonumber(ARGV[8])
-local live = 0
-if slots then
-  live = redis.call('ZCOUNT', KEYS[4], '(' .. text(now), '+inf')
-end
-
-local reason, limit, left
+local refused, left
 local retry = 0
-local function refuse(why, most, remaining, wait)
-  if not reason then
-    reason, limit, left = why, most, math.max(0, remaining)
+local function refuse(n, remaining, wait)
+  if limits[n * ITEMS + 4] == 0 then
+    return -- over it nothing is refused
+  end
+  if not refused then
+    refused, left = n, math.max(0, remaining)
   end
   if wait < 0 or retry < 0 then
     retry = -1
@@ -135,60 +116,114 @@ local function refuse(why, most, remaining, wait)
   end
 end
 
-if amount and spent + reserved + bound > amount then
-  local wait
-  if bound > amount then
-    wait = -1
-  elseif spent + bound <= amount then
-    wait = 1000 -- what is reserved may come free any moment
+for n = 0, last do
+  local at = n * ITEMS
+  local kind, amount = limits[at + 2], limits[at + 3]
+  counter[n] = named(limits[at + 1], user)
+  key[n] = tenant .. ':' .. counter[n]
+  if kind == 'b' then
+    -- A period once begun lasts to its end, so that a change of zone begins with the next.
+    local held = redis.call('HMGET', key[n], 'start', 'end', 'spent', 'reserved', 'watch', 'limit')
+    if not holds(held, now) or held[6] ~= limits[at + 5] then
+      if now < limits[at + 6] or now >= limits[at + 7] then
+        return { 'STALE_PERIOD', now }
+      end
+      missing[#missing + 1] = n
+    else
+      local spent, reserved = tonumber(held[3]), tonumber(held[4])
+      used[n] = (held[5] or '') ~= limits[at + 8] -- whether what is watched has changed
+      if bound > 0 and spent + reserved + bound > amount then
+        local wait
+        if bound > amount then
+          wait = -1
+        elseif spent + bound <= amount then
+          wait = 1000 -- what is reserved may come free any moment
+        else
+          wait = counter[n]:sub(1, 8) == 'b:total:' and -1 or tonumber(held[2]) - now
+        end
+        refuse(n, amount - spent - reserved, wait)
+      end
+    end
+  elseif kind == 'c' then
+    if counter[n] == 'c::tenant:' then
+      key[n] = KEYS[3]
+    elseif redis.call('HGET', tenant, limits[at + 1]) ~= limits[at + 5] then
+      missing[#missing + 1] = n
+    end
+    used[n] = redis.call('ZCOUNT', key[n], '(' .. text(now), '+inf')
+    if used[n] + 1 > amount then
+      refuse(n, 0, amount < 1 and -1 or 1000)
+    end
   else
-    wait = ARGV[11] == 'total' and -1 or period_end - now
-  end
-  refuse('budget', amount, amount - spent - reserved, wait)
-end
-if rate and count + 1 > rate then
-  refuse('requests_per_minute', rate, 0, rate < 1 and -1 or until_left(count + 1 - rate))
-end
-if slots and live + 1 > slots then
-  refuse('concurrent_requests', slots, 0, slots < 1 and -1 or 1000)
-end
-
-if reason then
-  local quarter = math.floor(bucket / 900) * 900
-  redis.call('HINCRBY', KEYS[7], ARGV[4] .. '|' .. ARGV[5] .. '|' .. reason .. '|' .. text(quarter), 1)
-  local requests, reset = -1, 0
-  if rate then
-    requests = math.max(0, rate - count)
-    reset = (requests > 0 or rate < 1) and 0 or until_left(count + 1 - rate)
-  end
-  return { 'REFUSED', now, reason, retry, limit, left, requests, reset }
-end
-
-local field = text(bucket)
-redis.call('HINCRBY', KEYS[3], field, 1)
-redis.call('HSET', KEYS[3], 'n', text(count + 1), 'oldest', text(oldest))
-redis.call('PEXPIRE', KEYS[3], (WINDOW + 2) * 1000)
-
-redis.call('HSET', KEYS[2], 'generation', text(generation))
-if amount then
-  redis.call('HINCRBY', KEYS[2], 'reserved', text(bound))
-elseif tenant[2] then
-  -- Nobody keeps these while there is no budget; a new one is built from the ledger.
-  redis.call('HDEL', KEYS[2], 'kind', 'start', 'end', 'spent', 'reserved')
-end
-redis.call('PEXPIRE', KEYS[2], ARGV[16])
-
-local expiry = text(now + tonumber(ARGV[2]))
-redis.call('ZADD', KEYS[4], expiry, ARGV[3])
-redis.call('ZADD', KEYS[6], expiry, ARGV[3])
-redis.call('HSET', KEYS[5], 'state', 'open', 'tenant', ARGV[4], 'admitted', text(now), 'bound', text(bound),
-  'period', period, 'bucket', field, 'charged', '0', 'event', ARGV[14] .. iso(now) .. ARGV[15])
-
-local requests, reset = -1, 0
-if rate then
-  requests = rate - count - 1
-  if requests < 1 then
-    reset = until_left(1)
+    cost[n] = kind == 'r' and 1 or tokens
+    read_window(n, limits[at + 6], limits[at + 5])
+    if used[n] + cost[n] > amount or amount < 1 then
+      refuse(n, amount - used[n], (cost[n] > amount or amount < 1) and -1 or until_left(n, used[n] + cost[n] - amount))
+    end
   end
 end
-return { 'ADMITTED', now, bucket, period, requests, reset }
+if #missing > 0 then
+  return { 'REBUILD', unpack(missing) }
+end
+
+if refused then
+  local quarter = math.floor(now / 900000) * 900
+  local reason = ({ b = 'budget', r = 'requests', t = 'tokens', c = 'concurrent' })[limits[refused * ITEMS + 2]]
+  redis.call('HINCRBY', KEYS[6], ARGV[4] .. '|' .. ARGV[5] .. '|' .. reason .. '|' .. text(quarter), 1)
+else
+  redis.call('HSET', tenant, 'generation', text(generation))
+  redis.call('PEXPIRE', tenant, ARGV[15])
+  local expiry = text(now + tonumber(ARGV[2]))
+  for n = 0, last do
+    local at = n * ITEMS
+    local kind = limits[at + 2]
+    if kind == 'b' then
+      redis.call('HINCRBY', key[n], 'reserved', text(bound))
+      if used[n] then
+        if limits[at + 8] == '' then
+          redis.call('HDEL', key[n], 'watch')
+        else
+          redis.call('HSET', key[n], 'watch', limits[at + 8])
+        end
+      end
+    elseif kind == 'c' then
+      if key[n] ~= KEYS[3] then
+        take_slot(tenant, counter[n], id, expiry)
+      end
+    else
+      local life = (BUCKETS + 2) * limits[at + 6]
+      used[n] = used[n] + cost[n]
+      redis.call('HSET', key[n], 'n', text(used[n]), 'oldest', text(oldest[n]), 'limit', limits[at + 5])
+      if redis.call('HINCRBY', key[n], text(bucket[n]), text(cost[n])) == cost[n] then -- the bucket's first
+        redis.call('PEXPIRE', key[n], life)
+        remember(tenant, counter[n], now, life)
+      end
+    end
+  end
+  redis.call('ZADD', KEYS[3], expiry, id)
+  redis.call('ZADD', KEYS[5], expiry, id)
+  redis.call('HSET', KEYS[4], 'state', 'open', 'tenant', ARGV[4], 'admitted', text(now), 'bound', ARGV[7],
+    'tokens', ARGV[8], 'counters', ARGV[11], 'who', ARGV[12], 'user', user, 'charged', '0', 'used', '0',
+    'event', ARGV[13] .. iso(now) .. ARGV[14])
+end
+
+local reply = refused and { 'REFUSED', now, refused, retry, left } or { 'ADMITTED', now }
+for _, kind in ipairs({ 'r', 't' }) do
+  local amount, remaining, reset = -1, 0, 0
+  for n = 0, last do
+    local at = n * ITEMS
+    if limits[at + 2] == kind and limits[at + 4] == 1 then
+      local free = math.max(0, limits[at + 3] - used[n])
+      if amount < 0 or free <= remaining then
+        local wait = until_left(n, math.min(used[n], used[n] + cost[n] - limits[at + 3]))
+        if amount < 0 or free < remaining or wait > reset then
+          amount, remaining, reset = limits[at + 3], free, wait
+        end
+      end
+    end
+  end
+  reply[#reply + 1] = amount
+  reply[#reply + 1] = remaining
+  reply[#reply + 1] = reset
+end
+return reply

@@ -67,12 +67,13 @@ def duration(ms: int) -> str:
     return f"{hours}h{minutes}m{seconds}" if hours else f"{minutes}m{seconds}"
 
 
-def rate_headers(limit: int | None, remaining: int, reset_ms: int) -> dict[str, str]:
-    """``reset_ms``: until a request would pass again."""
-    if limit is None:
+def rate_headers(unit: str, limit: int, remaining: int, reset_ms: int) -> dict[str, str]:
+    """Of the tightest limit of requests or tokens; none if ``limit`` is below 0. ``reset_ms``: until a request such as
+    this would pass."""
+    if limit < 0:
         return {}
     return {
-        "x-ratelimit-limit-requests": str(limit),
-        "x-ratelimit-remaining-requests": str(remaining),
-        "x-ratelimit-reset-requests": duration(reset_ms),
+        f"x-ratelimit-limit-{unit}": str(limit),
+        f"x-ratelimit-remaining-{unit}": str(remaining),
+        f"x-ratelimit-reset-{unit}": duration(reset_ms),
     }

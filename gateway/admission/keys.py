@@ -1,15 +1,25 @@
 """Names of the Redis keys of one shard. All bear the shard's hash tag, so that one script may touch them together.
 
 ``{sNN}:epoch``                   time in ms from which the shard admits
-``{sNN}:tenant:<id>``             hash: generation; kind, start, end, spent, reserved of the budget's running period;
-                                  settlements, a count
-``{sNN}:tenant:<id>:window``      hash: admitted requests by second, their sum ``n``, the ``oldest`` second counted
+``{sNN}:tenant:<id>``             hash: generation; settlements, a count; for each limit on slots of others than the
+                                  tenant, its id, once its holders were counted
 ``{sNN}:tenant:<id>:live``        sorted set: running requests by the end of their lease in ms
-``{sNN}:request:<id>``            hash: a reservation; once settled, its tombstone
+``{sNN}:tenant:<id>:counters``    sorted set: names of the tenant's counters by the time in ms until which they may live
+``{sNN}:tenant:<id>:<counter>``   one counter, named ``<kind>:<window>:<subject>:<target>`` (below)
+``{sNN}:request:<id>``            hash: a reservation, with the counters it was taken from; later its tombstone
 ``{sNN}:leases``                  sorted set: all running requests of the shard by the end of their lease in ms
-``{sNN}:usage``                   stream: ``event`` (JSON of a UsageEvent), ``revision`` (1 or 2)
-``{sNN}:refusals``                hash: counts by ``<tenant id>|<key id>|<reason>|<begin of the quarter hour>``,
+``{sNN}:usage``                   stream: ``event`` (JSON of a UsageEvent), ``revision`` (1 or 2), ``again`` (1, where
+                                  no reservation was found)
+``{sNN}:alerts``                  stream: ``alert`` (JSON): a budget's threshold was crossed
+``{sNN}:refusals``                hash: counts by ``<tenant id>|<key id>|<metric>|<begin of the quarter hour>``,
                                   the last in Unix seconds
+
+Kinds of counters; the subject ``each`` is a limit that each end user has apart:
+``b``        hash of a budget's running period: start, end (ms), spent, reserved (nano-USD); the limit's id;
+             watch, its amount and thresholds; told, the highest threshold told of in this period
+``r``, ``t`` hash of requests or tokens by bucket, a sixtieth of the window; ``n``, their sum; the ``oldest`` bucket
+             counted; the limit's id; the shard's ``epoch`` when it was built
+``c``        sorted set as ``live``, for subjects other than the tenant
 """
 
 from __future__ import annotations
@@ -35,10 +45,6 @@ def tenant(shard: str, tenant_id: UUID) -> str:
     return f"{shard}:tenant:{tenant_id}"
 
 
-def window(shard: str, tenant_id: UUID) -> str:
-    return f"{shard}:tenant:{tenant_id}:window"
-
-
 def live(shard: str, tenant_id: UUID) -> str:
     return f"{shard}:tenant:{tenant_id}:live"
 
@@ -55,6 +61,10 @@ def usage(shard: str) -> str:
     return f"{shard}:usage"
 
 
+def alerts(shard: str) -> str:
+    return f"{shard}:alerts"
+
+
 def refusals(shard: str) -> str:
     return f"{shard}:refusals"
 
@@ -65,13 +75,17 @@ class TenantKeys:
 
     id: str
     shard: str
+    prefix: str
     epoch: str
     tenant: str
-    window: str
     live: str
     leases: str
     usage: str
+    alerts: str
     refusals: str
+
+    def request(self, request_id: UUID | str) -> str:
+        return f"{self.prefix}request:{request_id}"
 
 
 @lru_cache(maxsize=8192)
@@ -80,11 +94,12 @@ def of_tenant(tenant_id: UUID) -> TenantKeys:
     return TenantKeys(
         id=str(tenant_id),
         shard=shard,
+        prefix=prefix(shard),
         epoch=epoch(shard),
         tenant=tenant(shard, tenant_id),
-        window=window(shard, tenant_id),
         live=live(shard, tenant_id),
         leases=leases(shard),
         usage=usage(shard),
+        alerts=alerts(shard),
         refusals=refusals(shard),
     )

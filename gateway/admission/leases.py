@@ -10,17 +10,12 @@ from uuid import UUID
 
 from gateway.admission import keys
 from gateway.admission.periods import to_ms
-from gateway.admission.redis import Argument, PipelinedRedis, load_script
+from gateway.admission.redis import Argument, RedisClient
+from gateway.admission.scripts import EXPIRE, OPEN, RENEW, RESTORE
 from gateway.admission.settlements import Settlements
 from gateway.admission.ticket import Ticket, encode
 
 log = logging.getLogger(__name__)
-
-RENEW = load_script("renew")
-EXPIRE = load_script("expire")
-RESTORE = load_script("restore")
-OPEN = load_script("open")
-SCRIPTS = (RENEW, EXPIRE, RESTORE, OPEN)
 
 _RENEWALS_PER_CALL = 100
 _EXPIRIES_PER_CALL = 100
@@ -36,7 +31,7 @@ class Leases:
 
     def __init__(
         self,
-        redis: PipelinedRedis,
+        redis: RedisClient,
         settlements: Settlements,
         *,
         lease_ms: int,
@@ -101,7 +96,7 @@ class Leases:
             calls = {
                 shard: self._redis.run(
                     EXPIRE,
-                    (keys.leases(shard), keys.usage(shard)),
+                    (keys.leases(shard), keys.usage(shard), keys.alerts(shard)),
                     (self._redis.time_offset_ms, keys.prefix(shard), _EXPIRIES_PER_CALL, self._tombstone_ms),
                 )
                 for shard in shards
@@ -120,12 +115,13 @@ class Leases:
             arguments: list[Argument] = [self._redis.time_offset_ms, self._lease_ms, keys.prefix(shard)]
             kept = []
             for ticket in batch:
-                event, charged = b"", 0
+                event, charged, tokens = b"", 0, 0
                 if (unsaved := ticket.unsaved()) is not None:
                     usage, row = unsaved
                     event, charged = encode(row), row.charged_nano_usd
+                    tokens = row.prompt_tokens + row.completion_tokens
                     kept.append(partial(ticket.saved, usage))
-                arguments += (str(ticket.request_id), str(ticket.principal.tenant_id), event, charged)
+                arguments += (str(ticket.request_id), str(ticket.principal.tenant_id), event, charged, tokens)
             reply = await self._redis.run(RENEW, (keys.epoch(shard), keys.leases(shard)), arguments)
             for saved in kept:
                 saved()
@@ -156,7 +152,7 @@ class Leases:
                     (
                         spelled.tenant,
                         spelled.live,
-                        keys.request(spelled.shard, ticket.request_id),
+                        spelled.request(ticket.request_id),
                         spelled.leases,
                     ),
                     (
@@ -166,9 +162,13 @@ class Leases:
                         spelled.id,
                         to_ms(ticket.admitted_at),
                         ticket.bound.nano_usd,
-                        ticket.period,
+                        ticket.bound.tokens,
                         row.charged_nano_usd,
+                        row.prompt_tokens + row.completion_tokens,
                         encode(row),
+                        ticket.hold.counters,
+                        ticket.hold.end_user,
+                        ticket.hold.who,
                     ),
                 )
             )

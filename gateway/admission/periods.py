@@ -1,4 +1,4 @@
-"""Budget periods: half-open ranges of time that begin and end at local midnight of the budget's zone."""
+"""Budget periods: half-open ranges of time that begin and end at local midnight of the tenant's zone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from gateway.tenants.principal import Budget, BudgetPeriod
+from gateway.tenants.principal import BudgetPeriod
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EVER = (EPOCH, datetime(9999, 12, 31, tzinfo=UTC))
@@ -24,16 +24,16 @@ class Period:
         return self.start <= at < self.end
 
 
-def period_at(budget: Budget, at: datetime) -> Period:
+def period_at(kind: BudgetPeriod, timezone: str, at: datetime) -> Period:
     """The period that holds ``at``. Weeks begin on Monday. Raises ZoneInfoNotFoundError for an unknown zone.
 
     A midnight that a clock change skips is the moment of the change; one that comes twice is the first.
     """
-    if budget.period == "total":
+    if kind == "total":
         return Period("total", *_EVER)
-    zone = ZoneInfo(budget.timezone)
-    first, after = _days(budget.period, at.astimezone(zone).date())
-    return Period(budget.period, _midnight(first, zone), _midnight(after, zone))
+    zone = ZoneInfo(timezone)
+    first, after = _days(kind, at.astimezone(zone).date())
+    return Period(kind, _midnight(first, zone), _midnight(after, zone))
 
 
 def _days(kind: BudgetPeriod, day: date) -> tuple[date, date]:

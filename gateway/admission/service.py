@@ -6,50 +6,32 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, cast
 from uuid import UUID
 
 from gateway.admission import keys
 from gateway.admission.errors import Refused, Stale, rate_headers
-from gateway.admission.leases import SCRIPTS as LEASE_SCRIPTS
 from gateway.admission.leases import Leases
-from gateway.admission.periods import EPOCH, Period, from_ms, period_at, to_ms
-from gateway.admission.rebuild import REBUILD, SpentInLedger, rebuild_budget
-from gateway.admission.redis import Argument, PipelinedRedis, RedisUnavailable, load_script
-from gateway.admission.settlements import SETTLE, Settlement, Settlements
-from gateway.admission.ticket import MAX_AMOUNT, Bound, Draft, Ticket, encode, encode_around
+from gateway.admission.periods import from_ms, to_ms
+from gateway.admission.plan import Counter, Plan, Plans
+from gateway.admission.rebuild import LedgerSums, Rebuilding, tokens_of
+from gateway.admission.redis import RedisUnavailable, create_redis
+from gateway.admission.scripts import ADMIT, ANNOUNCE, SCRIPTS
+from gateway.admission.settlements import Settlement, Settlements
+from gateway.admission.snapshot import TenantCounters, snapshot
+from gateway.admission.ticket import MAX_AMOUNT, Bound, Draft, Hold, Ticket, blank, encode, encode_around
 from gateway.billing.usage import UsageEvent
 from gateway.clock import Clock
-from gateway.tenants.principal import LONGEST_REQUEST_S, Budget, Metric, Principal, RateWindow
+from gateway.tenants.principal import LONGEST_REQUEST_S, Principal
 
 log = logging.getLogger(__name__)
 
-ADMIT = load_script("admit")
-ANNOUNCE = load_script("announce")
-
-_METRICS: dict[bytes, tuple[Metric, RateWindow | None]] = {
-    b"requests_per_minute": ("requests", "minute"),
-    b"concurrent_requests": ("concurrent", None),
-    b"budget": ("budget", None),
-}
 _TENANT_LIFE_MS = 7 * 24 * 3600 * 1000
 _ATTEMPTS = 5
 _CLOSE_LIMIT_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What Redis counts for one tenant at this moment; amounts in nano-USD."""
-
-    spent: int | None
-    """In the running budget period; None while none has begun."""
-    reserved: int | None
-    live: int
-    """Requests whose lease runs."""
-    window: int
-    """Requests in the window, as of the last admission."""
+_NOTHING_HELD = Hold(b"", b"", "")
 
 
 class Admission:
@@ -57,10 +39,9 @@ class Admission:
 
     ``lease_s``: a request whose gateway is silent for so long is settled by the janitor. ``renewal_s``: interval of
     heartbeats, which renew leases and write checkpoints. ``timeout_s``: longest wait for one answer of Redis.
-    ``spent``: what the ledger charged a tenant in a range of ``admitted_at``, leaving out some requests; asked when a
-    budget's period begins in Redis. ``longest_s``: the longest that any request may run; leases are renewed a while
-    beyond, and settled ids are remembered longer still. ``max_unsettled``: with so many settlements waiting for Redis,
-    new requests are kept out.
+    ``ledger``: sums over the ledger's rows, asked when Redis lacks a counter. ``longest_s``: the longest that any
+    request may run; leases are renewed a while beyond, and settled ids are remembered longer still.
+    ``max_unsettled``: with so many settlements waiting for Redis, new requests are kept out.
     """
 
     def __init__(
@@ -71,7 +52,7 @@ class Admission:
         lease_s: float,
         renewal_s: float,
         timeout_s: float,
-        spent: SpentInLedger,
+        ledger: LedgerSums,
         longest_s: float = LONGEST_REQUEST_S,
         max_unsettled: int = 10_000,
     ) -> None:
@@ -79,11 +60,10 @@ class Admission:
         self._lease_ms = round(lease_s * 1000)
         self._renewal_s = renewal_s
         self._tombstone_ms = round(3 * longest_s * 1000)
-        self._spent = spent
-        self._redis = PipelinedRedis(
+        self._redis = create_redis(
             redis_url,
             timeout_s=timeout_s,
-            scripts=(ADMIT, SETTLE, REBUILD, ANNOUNCE, *LEASE_SCRIPTS),
+            scripts=SCRIPTS,
             on_connected=self._connected,
             name="penstock-admission",
         )
@@ -97,8 +77,8 @@ class Admission:
             # Long enough for every gateway to notice an emptied shard by its heartbeat and to bring back what it holds.
             opening_ms=round((renewal_s + timeout_s) * 1000),
         )
-        self._periods: dict[Budget, Period] = {}
-        self._rebuilding: dict[UUID, asyncio.Future[None]] = {}
+        self._plans = Plans()
+        self._rebuilding = Rebuilding(self._redis, ledger)
         self._beat = asyncio.Event()
         self._times_connected = 0
         self._sweep_from = 0.0
@@ -144,66 +124,63 @@ class Admission:
         bound: Bound,
         after: Stale | None = None,
     ) -> Ticket:
-        """Take from all limits at once. ``bound``: the most that the request can come to; it is reserved.
-        ``after``: why the principal was loaded anew since. Is it older than that all the same, Postgres was restored
-        from a backup, and its generation counts from here on.
+        """Take from all limits that bear on it at once. ``bound``: the most that the request can come to; it is
+        reserved. ``after``: why the principal was loaded anew since. Is it older than that all the same, Postgres was
+        restored from a backup, and its generation counts from here on.
 
-        Raises Refused (nothing was used up), Stale (load the principal anew), RedisUnavailable, and whatever
-        ``spent`` raises when a budget's period begins and the ledger cannot be read.
+        Raises Refused (nothing was used up), Stale (load the principal anew), RedisUnavailable, and whatever the
+        ledger raises when a counter is built from it. A tenant that fails open is served unreserved instead of
+        RedisUnavailable; its request is counted when Redis is back.
         """
         if not (0 <= bound.nano_usd <= MAX_AMOUNT and 0 <= bound.tokens <= MAX_AMOUNT):
             raise ValueError(f"the bound of a request lies between 0 and {MAX_AMOUNT}, not at {bound}")
         if self._settlements.full:
             raise RedisUnavailable("too many settlements wait for Redis")
+        try:
+            return await self._admit(request_id, principal, draft, bound, after)
+        except RedisUnavailable as fault:
+            if principal.redis_loss != "fail_open":
+                raise
+            log.warning("request %s is served unreserved: %s", request_id, fault)
+            now = self.now()
+            plan = self._plans.plan(principal, draft.route, draft.end_user, now)
+            return self._ticket(request_id, principal, draft, bound, plan, now, {})
+
+    async def _admit(
+        self, request_id: UUID, principal: Principal, draft: Draft, bound: Bound, after: Stale | None
+    ) -> Ticket:
         now = self.now()
         for _ in range(_ATTEMPTS):
-            budget = principal.limits.budget
-            period = self._period(budget, now) if budget is not None else None
-            reply = await self._ask(request_id, principal, bound, draft, period, after)
+            plan = self._plans.plan(principal, draft.route, draft.end_user, now)
+            reply = await self._ask(request_id, principal, draft, bound, plan, after)
             answer = reply[0]
             if answer == b"ADMITTED":
-                return self._ticket(request_id, principal, bound, draft, reply)
+                headers = rate_headers("requests", *reply[2:5]) | rate_headers("tokens", *reply[5:8])
+                return self._ticket(request_id, principal, draft, bound, plan, from_ms(reply[1]), headers)
             if answer == b"REFUSED":
-                raise self._refused(principal, reply)
+                raise _refused(plan, reply)
             if answer == b"STALE":
                 raise Stale(reply[1])
             if answer == b"OPENING":
                 raise RedisUnavailable("Redis lost its data and is being restored", retry_after_s=reply[1] / 1000)
             if answer == b"STALE_PERIOD":
                 now = from_ms(reply[1])
-            elif answer == b"NEED_REBUILD" and reply[1] == b"epoch":
+            elif answer == b"EMPTY":
                 await self._leases.reopen(principal.shard)
-            elif answer == b"NEED_REBUILD" and period is not None:
-                await self._rebuild(principal, period)
+            elif answer == b"REBUILD":
+                await self._rebuild(principal, draft, plan, reply[1:])
             else:
                 raise RuntimeError(f"admission of {request_id}: {answer.decode()}; request ids must be new")
-        raise RedisUnavailable("the budget could not be restored, since its requests keep ending; try again")
+        raise RedisUnavailable("a limit could not be restored, since its requests keep ending; try again")
 
     async def _ask(
-        self,
-        request_id: UUID,
-        principal: Principal,
-        bound: Bound,
-        draft: Draft,
-        period: Period | None,
-        after: Stale | None,
+        self, request_id: UUID, principal: Principal, draft: Draft, bound: Bound, plan: Plan, after: Stale | None
     ) -> list[Any]:
-        spelled, limits, id_text = keys.of_tenant(principal.tenant_id), principal.limits, str(request_id)
-        before, behind = encode_around(_blank(request_id, principal, draft))
-        budget: tuple[Argument, ...] = ("", "", "", "")
-        if limits.budget is not None and period is not None:
-            budget = (limits.budget.amount, period.kind, to_ms(period.start), to_ms(period.end))
+        spelled, id_text = keys.of_tenant(principal.tenant_id), str(request_id)
+        before, behind = encode_around(blank(request_id, principal, draft))
         asked = self._redis.run(
             ADMIT,
-            (
-                spelled.epoch,
-                spelled.tenant,
-                spelled.window,
-                spelled.live,
-                keys.request(spelled.shard, id_text),
-                spelled.leases,
-                spelled.refusals,
-            ),
+            (spelled.epoch, spelled.tenant, spelled.live, spelled.request(id_text), spelled.leases, spelled.refusals),
             (
                 self._redis.time_offset_ms,
                 self._lease_ms,
@@ -211,10 +188,12 @@ class Admission:
                 spelled.id,
                 principal.key_id,
                 principal.generation,
-                "" if limits.requests_per_minute is None else limits.requests_per_minute,
-                "" if limits.max_concurrent is None else limits.max_concurrent,
                 bound.nano_usd,
-                *budget,
+                bound.tokens,
+                draft.end_user or "",
+                plan.packed,
+                plan.counters,
+                plan.who,
                 before,
                 behind,
                 _TENANT_LIFE_MS,
@@ -223,48 +202,54 @@ class Admission:
         )
         try:
             return cast("list[Any]", await asked)
-        except (RedisUnavailable, asyncio.CancelledError) as fault:
-            if not (isinstance(fault, RedisUnavailable) and fault.unsent):
-                # Redis may have admitted it, or may yet do so when it wakes.
+        except RedisUnavailable as fault:
+            if not fault.unsent and principal.redis_loss != "fail_open":
+                # Redis may have admitted it, or may yet do so when it wakes. Served all the same, it will be settled.
                 self._withdraw(request_id, principal)
             raise
+        except asyncio.CancelledError:
+            self._withdraw(request_id, principal)
+            raise
 
-    def _ticket(self, request_id: UUID, principal: Principal, bound: Bound, draft: Draft, reply: list[Any]) -> Ticket:
-        _, now, _, period, remaining, reset_ms = reply
+    def _ticket(
+        self,
+        request_id: UUID,
+        principal: Principal,
+        draft: Draft,
+        bound: Bound,
+        plan: Plan,
+        admitted_at: datetime,
+        headers: dict[str, str],
+    ) -> Ticket:
         ticket = Ticket(
             request_id=request_id,
             principal=principal,
             draft=draft,
-            admitted_at=from_ms(now),
+            admitted_at=admitted_at,
             bound=bound,
-            period=period.decode(),
-            headers=rate_headers(principal.limits.requests_per_minute, remaining, reset_ms),
+            hold=Hold(plan.counters, plan.who, draft.end_user or ""),
+            headers=headers,
             clock=self._clock,
             submit=self._settle,
         )
         self._leases.add(ticket)
         return ticket
 
-    def _refused(self, principal: Principal, reply: list[Any]) -> Refused:
-        _, _, reason, retry_ms, limit, remaining, requests, reset_ms = reply
-        metric, window = _METRICS[reason]
-        return Refused(
-            metric,
-            subject="tenant",
-            window=window,
-            retry_after_s=None if retry_ms < 0 else retry_ms / 1000,
-            limit=limit,
-            remaining=remaining,
-            headers=rate_headers(principal.limits.requests_per_minute, requests, reset_ms),
-        )
-
-    def _period(self, budget: Budget, now: datetime) -> Period:
-        period = self._periods.get(budget)
-        if period is None or not period.holds(now):
-            if len(self._periods) > 1000:
-                self._periods.clear()
-            period = self._periods[budget] = period_at(budget, now)
-        return period
+    async def _rebuild(self, principal: Principal, draft: Draft, plan: Plan, missing: list[int]) -> None:
+        now = await self._redis_time()
+        work = []
+        for number in missing:
+            limit, tenant_id = plan.limits[number], principal.tenant_id
+            if limit.metric == "concurrent":
+                work.append(self._rebuilding.recount(tenant_id, limit))
+            else:
+                counter = Counter.of(limit)
+                if counter.each:
+                    counter = replace(counter, target=draft.end_user or "")
+                work.append(self._rebuilding.build(tenant_id, counter, limit, plan.periods[number], now))
+        for outcome in await asyncio.gather(*work, return_exceptions=True):
+            if outcome is not None:
+                raise outcome
 
     async def announce_generation(self, tenant_id: UUID, generation: int) -> None:
         """From now on principals of an older generation are Stale, on every gateway. Raises RedisUnavailable."""
@@ -275,15 +260,13 @@ class Admission:
 
     def _settle(self, ticket: Ticket, event: UsageEvent, refund: bool) -> asyncio.Future[None]:
         self._leases.remove(ticket.request_id)
-        return self._submit(
-            ticket.request_id, ticket.principal, ticket.period, event.charged_nano_usd, encode(event), refund
-        )
+        return self._submit(ticket.request_id, ticket.principal, event, ticket.hold, refund)
 
     def _withdraw(self, request_id: UUID, principal: Principal) -> None:
-        self._submit(request_id, principal, "", 0, b"", True)
+        self._submit(request_id, principal, None, _NOTHING_HELD, True)
 
     def _submit(
-        self, request_id: UUID, principal: Principal, period: str, charged: int, event: bytes, refund: bool
+        self, request_id: UUID, principal: Principal, event: UsageEvent | None, hold: Hold, refund: bool
     ) -> asyncio.Future[None]:
         spelled, id_text = keys.of_tenant(principal.tenant_id), str(request_id)
         settlement = Settlement(
@@ -291,13 +274,26 @@ class Admission:
             spelled.shard,
             (
                 spelled.tenant,
-                spelled.window,
                 spelled.live,
-                keys.request(spelled.shard, id_text),
+                spelled.request(id_text),
                 spelled.leases,
                 spelled.usage,
+                spelled.alerts,
+                spelled.epoch,
             ),
-            (id_text, period, charged, event, int(refund), self._tombstone_ms),
+            (
+                self._redis.time_offset_ms,
+                id_text,
+                spelled.id,
+                to_ms(event.admitted_at) if event else 0,
+                event.charged_nano_usd if event else 0,
+                tokens_of(event) if event else 0,
+                encode(event) if event else b"",
+                int(refund),
+                self._tombstone_ms,
+                hold.counters,
+                hold.end_user,
+            ),
         )
         self._settlements.submit(settlement)
         return settlement.attempted
@@ -306,17 +302,9 @@ class Admission:
         """The janitor's sweep over all shards: settles requests whose gateway fell silent. Returns how many."""
         return await self._leases.expire()
 
-    async def counters(self, tenant_id: UUID) -> Counters:
-        """What Redis counts for a tenant now."""
-        spelled = keys.of_tenant(tenant_id)
-        now = to_ms(await self._redis_time())
-        money, live, window = await asyncio.gather(
-            self._redis.command("HMGET", spelled.tenant, "spent", "reserved"),
-            self._redis.command("ZCOUNT", spelled.live, f"({now}", "+inf"),
-            self._redis.command("HGET", spelled.window, "n"),
-        )
-        spent, reserved = (None if amount is None else int(amount) for amount in money)
-        return Counters(spent, reserved, live, int(window or 0))
+    async def counters(self, tenant_id: UUID) -> TenantCounters:
+        """All that Redis counts for a tenant now. Raises RedisUnavailable."""
+        return await snapshot(self._redis, tenant_id)
 
     # Keeping leases, and bringing back what Redis lost
 
@@ -365,42 +353,18 @@ class Admission:
         if self._clock.monotonic() >= self._sweep_from:
             await self.expire_leases()
 
-    async def _rebuild(self, principal: Principal, period: Period) -> None:
-        """Begin the tenant's budget period in Redis; callers at the same time share one reading of the ledger."""
-        running = self._rebuilding.get(principal.tenant_id)
-        if running is not None:
-            await asyncio.shield(running)
-            return
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._rebuilding[principal.tenant_id] = done
-        try:
-            await rebuild_budget(self._redis, principal.tenant_id, period, self._spent, tenant_life_ms=_TENANT_LIFE_MS)
-        except Exception as fault:
-            done.set_exception(fault)
-            done.exception()  # it is raised here in any case; those who wait may be none
-            raise
-        finally:
-            del self._rebuilding[principal.tenant_id]
-            if not done.done():  # done, or cancelled: those who wait ask Redis again, and see
-                done.set_result(None)
 
-
-def _blank(request_id: UUID, principal: Principal, draft: Draft) -> UsageEvent:
-    return UsageEvent(
-        request_id=request_id,
-        admitted_at=EPOCH,
-        tenant_id=principal.tenant_id,
-        key_id=principal.key_id,
-        route=draft.route,
-        status="abandoned",
-        prompt_tokens=0,
-        completion_tokens=0,
-        charged_nano_usd=0,
-        cost_nano_usd=0,
-        price_id=draft.price.id if draft.price else None,
-        streamed=draft.streamed,
-        client_request_id=draft.client_request_id,
-        project_id=principal.project_id,
+def _refused(plan: Plan, reply: list[Any]) -> Refused:
+    _, _, number, retry_ms, remaining, *rates = reply
+    limit = plan.limits[number]
+    return Refused(
+        limit.metric,
+        subject=limit.subject,
+        window=limit.window,
+        limit=limit.amount,
+        remaining=remaining,
+        retry_after_s=None if retry_ms < 0 else retry_ms / 1000,
+        headers=rate_headers("requests", *rates[:3]) | rate_headers("tokens", *rates[3:]),
     )
 
 

@@ -1,9 +1,9 @@
-#!lua
--- Settle one request: release its reservation and slot, charge what it cost, append its usage event. Once.
+-- Settle one request: release what it has reserved and its slots, charge what it cost, append its usage event. Once.
 --
--- KEYS  1 tenant  2 window  3 live  4 reservation  5 leases  6 usage stream
--- ARGV  1 request id  2 period it was reserved in  3 charged, nano-USD  4 usage event (JSON; '' to withdraw)
---       5 give the request back to the window (0 or 1)  6 life of the tombstone, ms
+-- KEYS  1 tenant  2 live  3 reservation  4 leases  5 usage stream  6 alerts  7 epoch
+-- ARGV  1 clock offset in ms  2 request id  3 tenant id  4 admitted at, ms  5 charged, nano-USD  6 tokens used
+--       7 usage event (JSON; '' to withdraw)  8 give the request back to its windows (0 or 1)
+--       9 life of the tombstone, ms  10 counters  11 end user, or ''; 10 and 11 as the admission had them
 -- Replies
 --   SETTLED, revision | WITHDRAWN | DUPLICATE
 --
@@ -11,52 +11,71 @@
 -- janitor's, which replaces it (revision 2) and brings the difference. A withdrawal, after an admission whose answer
 -- was never seen, leaves no event, and its tombstone keeps that admission out if it arrives later.
 --
--- Without a reservation Redis was emptied since the admission. The running period may then have been built from a
--- ledger that has this event already, so it ends, and the next admission builds it anew.
+-- Without a reservation Redis was emptied since the admission, or was away at it. A counter may then have been built
+-- from a ledger that has this event already, so it is given up, and the next admission builds it anew; the event says
+-- `again`, for those who are building at this moment.
 
--- Negate by subtracting from 0: -0 would become "-0", which is no integer to Redis.
-local function text(number)
-  return string.format('%.0f', number)
-end
-
-local id, event = ARGV[1], ARGV[4]
-local charged = tonumber(ARGV[3])
-local held = redis.call('HMGET', KEYS[4], 'state', 'period', 'bound', 'bucket', 'charged', 'by')
+local id, event = ARGV[2], ARGV[7]
+local charged, used, now = tonumber(ARGV[5]), tonumber(ARGV[6]), time(ARGV[1])
+local held = redis.call('HMGET', KEYS[3], 'state', 'by', 'admitted', 'bound', 'tokens', 'charged', 'used', 'counters',
+  'user')
 local state = held[1]
-if state and state ~= 'open' and not (state == 'settled' and held[6] == 'janitor' and event ~= '') then
+if state == 'withdrawn' and event ~= '' then
+  state = false -- served unreserved, while Redis was away
+end
+if state and state ~= 'open' and not (state == 'settled' and held[2] == 'janitor' and event ~= '') then
   return { 'DUPLICATE' }
 end
 
-local period = state and held[2] or ARGV[2]
-local tenant = redis.call('HMGET', KEYS[1], 'kind', 'start', 'end')
-if tenant[1] and period == tenant[1] .. ':' .. tenant[2] .. ':' .. tenant[3] then
+local back = ARGV[8] == '1' and -1 or 0
+if state then
+  local request = { admitted = tonumber(held[3]), counters = held[8], user = held[9] }
+  local by
   if state == 'open' then
-    redis.call('HINCRBY', KEYS[1], 'spent', text(charged))
-    redis.call('HINCRBY', KEYS[1], 'reserved', text(0 - tonumber(held[3])))
-  elseif state == 'settled' then
-    redis.call('HINCRBY', KEYS[1], 'spent', text(charged - tonumber(held[5])))
-  elseif event ~= '' then
-    redis.call('HDEL', KEYS[1], 'kind', 'start', 'end', 'spent', 'reserved')
+    by = { spent = charged, reserved = 0 - tonumber(held[4]), tokens = used - tonumber(held[5]), requests = back }
+  else
+    by = { spent = charged - tonumber(held[6]), reserved = 0, tokens = used - tonumber(held[7]), requests = back }
+  end
+  change(KEYS[1], ARGV[3], id, request, by, KEYS[6], now)
+  if held[3] ~= ARGV[4] and event ~= '' then -- Redis admitted it, but its answer came too late to be heard
+    event = event:gsub('"admitted_at":"[^"]*"', '"admitted_at":"' .. iso(request.admitted) .. '"', 1)
+  end
+elseif event ~= '' then
+  local epoch = tonumber(redis.call('GET', KEYS[7]) or text(now))
+  local admitted = tonumber(ARGV[4])
+  for _, counter in ipairs(listed(ARGV[10])) do
+    counter = named(counter, ARGV[11])
+    local key = KEYS[1] .. ':' .. counter
+    local kind, window = parts(counter)
+    if kind == 'b' then
+      if holds(redis.call('HMGET', key, 'start', 'end'), admitted) then
+        redis.call('DEL', key)
+      end
+    elseif kind == 'c' then
+      free_slot(KEYS[1], counter, id)
+    elseif now - epoch < (BUCKETS + 1) * WIDTH[window] then
+      redis.call('HDEL', key, 'epoch')
+    else
+      put(KEYS[1], counter, WIDTH[window], admitted, kind == 'r' and 1 + back or used, now)
+    end
   end
 end
 
-local bucket = held[4]
-if bucket and ARGV[5] == '1' and tonumber(redis.call('HGET', KEYS[2], bucket) or '0') > 0 then
-  redis.call('HINCRBY', KEYS[2], bucket, -1)
-  redis.call('HINCRBY', KEYS[2], 'n', -1)
-end
-
-redis.call('ZREM', KEYS[3], id)
-redis.call('ZREM', KEYS[5], id)
-redis.call('DEL', KEYS[4])
+redis.call('ZREM', KEYS[2], id)
+redis.call('ZREM', KEYS[4], id)
+redis.call('DEL', KEYS[3])
 if event == '' then
-  redis.call('HSET', KEYS[4], 'state', 'withdrawn')
-  redis.call('PEXPIRE', KEYS[4], ARGV[6])
+  redis.call('HSET', KEYS[3], 'state', 'withdrawn')
+  redis.call('PEXPIRE', KEYS[3], ARGV[9])
   return { 'WITHDRAWN' }
 end
 local revision = state == 'settled' and 2 or 1
 redis.call('HINCRBY', KEYS[1], 'settlements', 1)
-redis.call('XADD', KEYS[6], '*', 'event', event, 'revision', text(revision))
-redis.call('HSET', KEYS[4], 'state', 'settled', 'by', 'gateway')
-redis.call('PEXPIRE', KEYS[4], ARGV[6])
+if state then
+  redis.call('XADD', KEYS[5], '*', 'event', event, 'revision', text(revision))
+else
+  redis.call('XADD', KEYS[5], '*', 'event', event, 'revision', '1', 'again', '1')
+end
+redis.call('HSET', KEYS[3], 'state', 'settled', 'by', 'gateway')
+redis.call('PEXPIRE', KEYS[3], ARGV[9])
 return { 'SETTLED', revision }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from uuid import UUID
 
 import msgspec
 
-from gateway.billing.usage import Price, Status, TokenUsage, UsageEvent
+from gateway.billing.prices import Tariff
+from gateway.billing.usage import Status, TokenUsage, UsageEvent
 from gateway.clock import Clock
 from gateway.tenants.principal import Principal
 
@@ -20,8 +21,19 @@ log = logging.getLogger(__name__)
 MAX_AMOUNT = 2**53 - 1
 """Largest amount in nano-USD that Redis' Lua counts exactly; about nine million dollars."""
 MAX_TOKENS = 10**12
+_MOST = {
+    "prompt_tokens": MAX_TOKENS,
+    "completion_tokens": MAX_TOKENS,
+    "cached_tokens": MAX_TOKENS,
+    "cache_write_tokens": MAX_TOKENS,
+    "reasoning_tokens": MAX_TOKENS,
+    "images": MAX_TOKENS,
+    "compute_us": MAX_AMOUNT,
+}
+UNPRICED = Tariff(None, None)
 _encoder = msgspec.json.Encoder()
 _NO_USAGE = TokenUsage()
+_NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +41,8 @@ class Draft:
     """What is known of a request's ledger row before it runs."""
 
     route: str
-    price: Price | None
-    """The price in force; None: unpriced, served by the route's policy and charged nothing."""
+    tariff: Tariff
+    """The prices in force."""
     streamed: bool = False
     client_request_id: str | None = None
     end_user: str | None = None
@@ -47,24 +59,31 @@ class Bound:
     """Of the prompt, and of as much output as may be asked for, over all choices."""
 
 
-def charge(status: Status, usage: TokenUsage, price: Price | None) -> tuple[int, int]:
+def charge(status: Status, usage: TokenUsage, tariff: Tariff) -> tuple[int, int]:
     """What the tenant is charged and what it cost, in nano-USD, never more than Redis can count.
 
     A failed request is charged only if some of its answer was relayed.
     """
-    cost = min(price.amount(usage), MAX_AMOUNT) if price is not None else 0
-    charged = 0 if status == "failed" and usage.completion_tokens == 0 else cost
+    cost = min(tariff.cost_of(usage), MAX_AMOUNT)
+    charged = 0 if status == "failed" and usage.completion_tokens == 0 else min(tariff.charged(usage), MAX_AMOUNT)
     return charged, cost
 
 
 def plausible(usage: TokenUsage) -> TokenUsage:
     """``usage`` itself, or what is left of it when a backend reports what cannot be: below 0, or beyond reason."""
-    counts = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-    if all(0 <= count <= MAX_TOKENS for count in counts):
+    if all(0 <= getattr(usage, name) <= most for name, most in _MOST.items()):
         return usage
     log.error("a backend reports impossible usage, which is corrected: %s", usage)
-    prompt, completion, cached = (min(max(count, 0), MAX_TOKENS) for count in counts)
-    return TokenUsage(prompt, completion, cached, usage.source)
+    return replace(usage, **{name: min(max(getattr(usage, name), 0), most) for name, most in _MOST.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What an admission has taken from, as its settlement and a restoration must name it. Packed for the scripts."""
+
+    counters: bytes
+    who: bytes
+    end_user: str
 
 
 class Ticket:
@@ -78,7 +97,7 @@ class Ticket:
         draft: Draft,
         admitted_at: datetime,
         bound: Bound,
-        period: str,
+        hold: Hold,
         headers: dict[str, str],
         clock: Clock,
         submit: Callable[[Ticket, UsageEvent, bool], asyncio.Future[None]],
@@ -89,10 +108,9 @@ class Ticket:
         self.admitted_at = admitted_at
         """Redis' time of the admission, in UTC. It decides window, budget period, price, row and report."""
         self.bound = bound
-        self.period = period
-        """Name of the budget period that the bound is reserved in; empty without a budget."""
+        self.hold = hold
         self.headers = headers
-        """``x-ratelimit-*`` for the answer; empty without a limit on requests."""
+        """``x-ratelimit-*`` for the answer; empty without limits on either."""
         self.event: UsageEvent | None = None
         """The settled row, once ``settle`` was called."""
         self._clock = clock
@@ -117,11 +135,12 @@ class Ticket:
         attempts: int = 1,
         error_code: str | None = None,
         first_token_ms: int | None = None,
+        queue_ms: int | None = None,
     ) -> None:
         """End the request: frees its slot, returns its reservation, charges it. Later calls are ignored.
 
         ``usage``: final totals; the last checkpoint if None. ``attempts``: backends tried; a failed request that
-        reached none is given back to the tenant's requests per minute. The write runs in tasks of Admission, out of
+        reached none is given back to its limits on requests. The write runs in tasks of Admission, out of
         reach of the caller's cancellation, and is repeated until Redis has taken it.
         """
         if self.event is not None:
@@ -133,7 +152,12 @@ class Ticket:
             self._backend = backend
         total_ms = round(self.age_s * 1000)
         self.event = self._row(
-            status, attempts=attempts, error_code=error_code, first_token_ms=first_token_ms, total_ms=total_ms
+            status,
+            attempts=attempts,
+            error_code=error_code,
+            first_token_ms=first_token_ms,
+            total_ms=total_ms,
+            queue_ms=queue_ms,
         )
         self._written = self._submit(self, self.event, status == "failed" and attempts == 0)
 
@@ -150,7 +174,7 @@ class Ticket:
     @property
     def charged_nano_usd(self) -> int:
         """What the tenant is charged: final once settled, until then what the last checkpoint comes to."""
-        return self.event.charged_nano_usd if self.event else charge("abandoned", self._usage, self.draft.price)[0]
+        return self.event.charged_nano_usd if self.event else charge("abandoned", self._usage, self.draft.tariff)[0]
 
     def unsaved(self) -> tuple[TokenUsage, UsageEvent] | None:
         """The last checkpoint and the row that the janitor should write from it; None if Redis has it already."""
@@ -173,32 +197,68 @@ class Ticket:
         error_code: str | None = None,
         first_token_ms: int | None = None,
         total_ms: int | None = None,
+        queue_ms: int | None = None,
     ) -> UsageEvent:
-        charged, cost = charge(status, self._usage, self.draft.price)
+        draft, usage = self.draft, self._usage
+        charged, cost = charge(status, usage, draft.tariff)
         return UsageEvent(
             request_id=self.request_id,
             admitted_at=self.admitted_at,
             tenant_id=self.principal.tenant_id,
             key_id=self.principal.key_id,
-            route=self.draft.route,
+            route=draft.route,
             status=status,
-            prompt_tokens=self._usage.prompt_tokens,
-            completion_tokens=self._usage.completion_tokens,
-            cached_tokens=self._usage.cached_tokens,
-            usage_source=self._usage.source,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            usage_source=usage.source,
             charged_nano_usd=charged,
             cost_nano_usd=cost,
-            price_id=self.draft.price.id if self.draft.price else None,
+            price_id=draft.tariff.price_id,
             over_bound=charged > self.bound.nano_usd,
-            streamed=self.draft.streamed,
+            streamed=draft.streamed,
             backend=self._backend,
             attempts=attempts,
             error_code=error_code,
-            client_request_id=self.draft.client_request_id,
+            client_request_id=draft.client_request_id,
             first_token_ms=first_token_ms,
             total_ms=total_ms,
             project_id=self.principal.project_id,
+            end_user=draft.end_user,
+            cache_write_tokens=usage.cache_write_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            images=usage.images,
+            compute_us=usage.compute_us,
+            cost_price_id=draft.tariff.cost_price_id,
+            markup_bp=draft.tariff.applied_markup_bp,
+            queue_ms=queue_ms,
+            tags=list(draft.tags),
         )
+
+
+def blank(request_id: UUID, principal: Principal, draft: Draft) -> UsageEvent:
+    """The row of a request that was admitted and of which nothing more is known; ``admitted_at`` is not told."""
+    tariff = draft.tariff
+    return UsageEvent(
+        request_id=request_id,
+        admitted_at=_NEVER,
+        tenant_id=principal.tenant_id,
+        key_id=principal.key_id,
+        route=draft.route,
+        status="abandoned",
+        prompt_tokens=0,
+        completion_tokens=0,
+        charged_nano_usd=0,
+        cost_nano_usd=0,
+        price_id=tariff.price_id,
+        streamed=draft.streamed,
+        client_request_id=draft.client_request_id,
+        project_id=principal.project_id,
+        end_user=draft.end_user,
+        cost_price_id=tariff.cost_price_id,
+        markup_bp=tariff.applied_markup_bp,
+        tags=list(draft.tags),
+    )
 
 
 def encode(event: UsageEvent) -> bytes:

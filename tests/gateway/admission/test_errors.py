@@ -15,8 +15,8 @@ def test_durations_read_as_openai_writes_them(ms: int, text: str) -> None:
 
 
 def test_no_limit_no_headers() -> None:
-    assert rate_headers(None, -1, 0) == {}
-    assert rate_headers(0, 0, 0) == {
+    assert rate_headers("requests", -1, 0, 0) == {}
+    assert rate_headers("requests", 0, 0, 0) == {
         "x-ratelimit-limit-requests": "0",
         "x-ratelimit-remaining-requests": "0",
         "x-ratelimit-reset-requests": "0s",

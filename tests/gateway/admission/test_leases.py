@@ -11,7 +11,7 @@ from gateway.admission.redis import RedisUnavailable
 from gateway.admission.service import Admission
 from gateway.billing.usage import TokenUsage
 from gateway.tenants.principal import LONGEST_REQUEST_S
-from tests.gateway.admission.support import Ledger, admission, advance, eventually, take, tenant
+from tests.gateway.admission.support import Ledger, admission, advance, eventually, take, tenant, totals
 
 
 async def test_a_dead_gateway_leaves_one_abandoned_row_as_last_checkpointed(
@@ -32,7 +32,7 @@ async def test_a_dead_gateway_leaves_one_abandoned_row_as_last_checkpointed(
     [row] = ledger.events(principal)
     assert (row.request_id, row.admitted_at, row.status) == (ticket.request_id, ticket.admitted_at, "abandoned")
     assert (row.prompt_tokens, row.completion_tokens, row.charged_nano_usd, row.backend) == (10, 5, 20_000, "w1")
-    counters = await gate.counters(principal.tenant_id)
+    counters = await totals(gate, principal.tenant_id)
     assert (counters.spent, counters.reserved, counters.live) == (20_000, 0, 0)
     await take(gate, principal)
 
@@ -45,7 +45,7 @@ async def test_a_gateway_that_dies_before_its_first_heartbeat(redis_url: str, ga
     assert await gate.expire_leases() == 1
     [row] = ledger.events(principal)
     assert (row.admitted_at, row.status, row.charged_nano_usd) == (ticket.admitted_at, "abandoned", 0)
-    assert (row.key_id, row.route, row.price_id, row.attempts) == ("key1", "tiny", ticket.draft.price.id, 0)  # type: ignore[union-attr]
+    assert (row.key_id, row.route, row.price_id, row.attempts) == ("key1", "tiny", ticket.draft.tariff.price_id, 0)  # type: ignore[union-attr]
 
 
 async def test_a_heartbeat_keeps_leases(gate: Admission, ledger: Ledger) -> None:
@@ -61,7 +61,7 @@ async def test_a_heartbeat_keeps_leases(gate: Admission, ledger: Ledger) -> None
     await ticket.settled()
     await gate._leases.renew()
     assert [row.status for row in ledger.events(principal)] == ["ok"]
-    assert (await gate.counters(principal.tenant_id)).live == 0
+    assert (await totals(gate, principal.tenant_id)).live == 0
 
 
 async def test_heartbeats_and_sweeps_run_by_themselves(redis_url: str, ledger: Ledger) -> None:
@@ -77,7 +77,7 @@ async def test_heartbeats_and_sweeps_run_by_themselves(redis_url: str, ledger: L
 
         await eventually(swept)
         await asyncio.sleep(1)
-        assert (await gate.counters(principal.tenant_id)).live == 1
+        assert (await totals(gate, principal.tenant_id)).live == 1
         with redis_py.Redis.from_url(redis_url) as client:
             event = client.hget(keys.request(principal.shard, kept.request_id), "event")
         assert b'"completion_tokens":2' in event
@@ -98,12 +98,12 @@ async def test_a_settlement_after_the_janitors_is_revision_two_with_the_differen
         (revision, event.status, event.charged_nano_usd) for _, revision, event in ledger.entries(principal.shard)
     ]
     assert entries == [(1, "abandoned", 20_000), (2, "ok", 50_000)]
-    counters = await gate.counters(principal.tenant_id)
+    counters = await totals(gate, principal.tenant_id)
     assert (counters.spent, counters.reserved, counters.live) == (50_000, 0, 0)
     gate._settlements.resend()
     await gate._settlements.drained()
     assert len(ledger.entries(principal.shard)) == 2
-    assert (await gate.counters(principal.tenant_id)).spent == 50_000
+    assert (await totals(gate, principal.tenant_id)).spent == 50_000
 
 
 async def test_a_late_settlement_may_cost_less(gate: Admission, ledger: Ledger) -> None:
@@ -115,7 +115,7 @@ async def test_a_late_settlement_may_cost_less(gate: Admission, ledger: Ledger) 
     await gate.expire_leases()
     ticket.settle("failed", TokenUsage(10, 0), attempts=0)
     await ticket.settled()
-    counters = await gate.counters(principal.tenant_id)
+    counters = await totals(gate, principal.tenant_id)
     assert (counters.spent, counters.reserved, counters.window) == (0, 0, 0)
 
 
@@ -125,12 +125,12 @@ async def test_a_gateway_that_slept_past_its_lease_holds_a_slot_again(gate: Admi
     advance(10, gate)
     assert await gate.expire_leases() == 1
     await gate._leases.renew()
-    assert (await gate.counters(principal.tenant_id)).live == 1
+    assert (await totals(gate, principal.tenant_id)).live == 1
     with pytest.raises(Refused):
         await take(gate, principal)
     ticket.settle("ok")
     await ticket.settled()
-    assert (await gate.counters(principal.tenant_id)).live == 0
+    assert (await totals(gate, principal.tenant_id)).live == 0
     advance(10, gate)
     assert await gate.expire_leases() == 0
     assert [revision for _, revision, _ in ledger.entries(principal.shard)] == [1, 2]
@@ -143,7 +143,7 @@ async def test_a_heartbeat_that_crosses_a_settlement_takes_no_slot(gate: Admissi
     await ticket.settled()
     gate._leases.add(ticket)  # as in the batch of a heartbeat that was put together before the settlement
     await gate._leases.renew()
-    assert (await gate.counters(principal.tenant_id)).live == 0
+    assert (await totals(gate, principal.tenant_id)).live == 0
     await take(gate, principal)
 
 
@@ -155,7 +155,7 @@ async def test_it_dies_after_all(gate: Admission, ledger: Ledger) -> None:
     await gate._leases.renew()
     advance(10, gate)
     assert await gate.expire_leases() == 0  # settled before; only the slot was held again
-    assert (await gate.counters(principal.tenant_id)).live == 0
+    assert (await totals(gate, principal.tenant_id)).live == 0
     assert len(ledger.entries(principal.shard)) == 1
 
 
@@ -169,7 +169,7 @@ async def test_more_leases_than_fit_in_one_call(gate: Admission, ledger: Ledger)
     advance(5, gate)
     assert await gate.expire_leases() == 250
     assert len(ledger.events(principal)) == 250
-    counters = await gate.counters(principal.tenant_id)
+    counters = await totals(gate, principal.tenant_id)
     assert (counters.reserved, counters.live) == (0, 0)
 
 
@@ -202,11 +202,11 @@ async def test_the_longest_request_is_settled_once_even_after_the_janitor(redis_
         ledger.drain(principal.shard)
         await asyncio.sleep(0.8)  # its time is over, and it ends a little late
         await gate._leases.renew()
-        assert (await gate.counters(principal.tenant_id)).live == 1
+        assert (await totals(gate, principal.tenant_id)).live == 1
         ticket.settle("ok", TokenUsage(10, 20))
         await ticket.settled()
         assert [row.charged_nano_usd for row in ledger.events(principal)] == [50_000]
-        assert (await gate.counters(principal.tenant_id)).spent == 50_000
+        assert (await totals(gate, principal.tenant_id)).spent == 50_000
 
 
 async def test_tombstones_outlive_the_longest_request(gate: Admission, redis_url: str) -> None:
@@ -256,14 +256,14 @@ async def test_an_emptied_redis_gets_everything_back_before_it_admits(redis_url:
             return True
 
         await eventually(opened)
-        counters = await one.counters(principal.tenant_id)
+        counters = await totals(one, principal.tenant_id)
         assert (counters.spent, counters.reserved, counters.live) == (55_000, 70_000, 2)
         with pytest.raises(Refused):
             await take(two, principal, 75_001)
         ones.settle("ok", TokenUsage(10, 0))
         twos.settle("ok", TokenUsage(10, 5))
         await asyncio.gather(ones.settled(), twos.settled())
-        counters = await one.counters(principal.tenant_id)
+        counters = await totals(one, principal.tenant_id)
         assert (counters.spent, counters.reserved, counters.live) == (85_000, 0, 0)
     rows = ledger.events(principal)
     assert sorted(row.charged_nano_usd for row in rows) == [0, 5_000, 10_000, 20_000, 20_000, 30_000]
@@ -285,7 +285,7 @@ async def test_a_redis_that_restarted_without_its_last_second(redis_url: str, le
 
         async def settled_again() -> bool:
             try:
-                counters = await gate.counters(principal.tenant_id)
+                counters = await totals(gate, principal.tenant_id)
             except RedisUnavailable:
                 return False
             return (counters.spent, counters.reserved, counters.live) == (20_000, 0, 0)
@@ -306,7 +306,7 @@ async def test_settled_while_redis_was_empty(gate: Admission, ledger: Ledger, re
     assert [row.charged_nano_usd for row in ledger.events(principal)] == [20_000]
     advance(3700, gate)
     await take(gate, principal, 1)
-    assert (await gate.counters(principal.tenant_id)).spent == 20_000
+    assert (await totals(gate, principal.tenant_id)).spent == 20_000
 
 
 async def test_an_emptied_redis_that_a_new_gateway_takes_for_unused(
@@ -324,17 +324,17 @@ async def test_an_emptied_redis_that_a_new_gateway_takes_for_unused(
         client.flushall()
     async with admission(redis_url, ledger) as new:
         first = await take(new, principal, 1_000)
-        assert (await new.counters(principal.tenant_id)).spent == 20_000
+        assert (await totals(new, principal.tenant_id)).spent == 20_000
         await gate._leases.renew()
         await gate._settlements.drained()
         await gate._leases.renew()
         second = await take(new, principal, 1_000)
-        counters = await new.counters(principal.tenant_id)
+        counters = await totals(new, principal.tenant_id)
         assert (counters.spent, counters.reserved, counters.live) == (40_000, 102_000, 3)
         for ticket in (first, second, running):
             ticket.settle("ok", TokenUsage(1, 0))
             await ticket.settled()
-        counters = await new.counters(principal.tenant_id)
+        counters = await totals(new, principal.tenant_id)
         assert (counters.spent, counters.reserved) == (43_000, 0)
     assert sum(row.charged_nano_usd for row in ledger.events(principal)) == 43_000
 
@@ -347,7 +347,7 @@ async def test_a_running_request_put_back_reserves_again(redis_url: str, gate: A
     async with admission(redis_url, ledger) as new:
         await take(new, principal, 1_000)
         await gate._leases.renew()
-        assert (await new.counters(principal.tenant_id)).reserved == 51_000
+        assert (await totals(new, principal.tenant_id)).reserved == 51_000
         with pytest.raises(Refused):
             await take(new, principal, 9_001)
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from gateway.admission.service import Admission
 from gateway.admission.ticket import Draft, charge, encode_around
+from gateway.billing.prices import Tariff
 from gateway.billing.usage import Status, TokenUsage, UsageEvent
 from gateway.ids import uuid7
-from tests.gateway.admission.support import DRAFT, PRICE, Ledger, take, tenant
+from tests.gateway.admission.support import DRAFT, PRICE, TARIFF, Ledger, take, tenant, totals
 
 
 @pytest.mark.parametrize(
@@ -21,11 +22,11 @@ from tests.gateway.admission.support import DRAFT, PRICE, Ledger, take, tenant
 )  # fmt: skip
 def test_who_pays_for_what(status: Status, completion_tokens: int, charged: int) -> None:
     usage = TokenUsage(10, completion_tokens)
-    assert charge(status, usage, PRICE) == (charged, PRICE.amount(usage))
+    assert charge(status, usage, TARIFF) == (charged, PRICE.amount(usage))
 
 
 def test_unpriced_is_charged_nothing() -> None:
-    assert charge("ok", TokenUsage(10, 5), None) == (0, 0)
+    assert charge("ok", TokenUsage(10, 5), Tariff(None, None)) == (0, 0)
 
 
 @given(st.text(max_size=50))
@@ -48,7 +49,7 @@ def _event() -> UsageEvent:
 
 async def test_the_row_tells_the_whole_story(gate: Admission, ledger: Ledger) -> None:
     principal = tenant(budget=10**9)
-    ticket = await take(gate, principal, 20_000, Draft("tiny", PRICE, streamed=True, client_request_id="theirs"))
+    ticket = await take(gate, principal, 20_000, Draft("tiny", TARIFF, streamed=True, client_request_id="theirs"))
     ticket.settle(
         "failed", TokenUsage(10, 6, 3, "counted"), backend="w1", attempts=2, error_code="upstream", first_token_ms=7
     )
@@ -75,7 +76,7 @@ async def test_settling_twice_changes_nothing(gate: Admission, ledger: Ledger) -
     await ticket.settled()
     assert ticket.charged_nano_usd == 20_000
     assert [row.status for row in ledger.events(principal)] == ["ok"]
-    assert (await gate.counters(principal.tenant_id)).spent == 20_000
+    assert (await totals(gate, principal.tenant_id)).spent == 20_000
 
 
 async def test_without_totals_the_last_checkpoint_counts(gate: Admission, ledger: Ledger) -> None:
@@ -118,7 +119,7 @@ async def test_a_settlement_outlives_the_handler_that_asked_for_it(gate: Admissi
     await asyncio.wait([task])
     await ticket.settled()
     assert [row.status for row in ledger.events(principal)] == ["aborted"]
-    counters = await gate.counters(principal.tenant_id)
+    counters = await totals(gate, principal.tenant_id)
     assert (counters.live, counters.reserved, counters.spent) == (0, 0, 20_000)
 
 
