@@ -12,6 +12,7 @@ from litestar.openapi.plugins import ScalarRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 from sqlalchemy import text
 
+from gateway.admission.redis import create_redis
 from gateway.admission.wiring import create_admission
 from gateway.backends.fleet_worker import FleetWorker
 from gateway.backends.relay import Relay, TimeLimits
@@ -30,6 +31,8 @@ from gateway.http.openai.chat import chat_handler
 from gateway.http.openai.models import model_handlers
 from gateway.http.tenant_usage import tenant_usage_handlers
 from gateway.http.usage import usage_handlers
+from gateway.idempotency.service import Idempotency
+from gateway.idempotency.store import SCRIPTS as IDEMPOTENCY_SCRIPTS
 from gateway.pipeline import Pipeline
 from gateway.routing.policy import Balancer
 from gateway.routing.registry import Registry
@@ -77,6 +80,14 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         interval_s=settings.drain_interval_s,
         keep_months=settings.ledger_retention_months,
     )
+    secret_key = SecretKey(settings.secret_key)
+    idempotency_redis = create_redis(
+        settings.redis_url,
+        timeout_s=settings.redis_timeout_s,
+        scripts=IDEMPOTENCY_SCRIPTS,
+        name="penstock-idempotency",
+    )
+    idempotency = Idempotency(idempotency_redis, secret_key, clock)
     pipeline = Pipeline(
         tenants=tenants,
         catalog=catalog,
@@ -84,7 +95,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         counter=counter,
         admission=admission,
         relay=relay,
-        secret_key=SecretKey(settings.secret_key),
+        idempotency=idempotency,
+        secret_key=secret_key,
         clock=clock,
         keepalive_s=settings.keepalive_s,
     )
@@ -92,7 +104,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     @asynccontextmanager
     async def running(_app: Litestar) -> AsyncIterator[None]:
         # Left in reverse: requests have ended by then, settlements reach Redis, then what they left is drained.
-        async with transport, registry, counter:
+        async with transport, registry, counter, idempotency:
             await drainer.start()
             await admission.start()
             try:

@@ -29,6 +29,8 @@ class Ask:
     end_user: str | None = None
     """Whom the client names as its own user, in its own words: never stored so."""
     tags: tuple[str, ...] = ()
+    raw: bytes = b""
+    """The body as it came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,10 @@ class Call:
     key: str | None
     client_request_id: str | None
     read: Callable[[], Awaitable[Ask]]
+    path: str = ""
+    """Of the request's URL."""
+    idempotency_key: str | None = None
+    """As the header has it."""
 
 
 def given(body: Body, field: str) -> bool:

@@ -6,13 +6,16 @@ Two stages of the plan are not here yet. The answer cache belongs between admiss
 
 from __future__ import annotations
 
+from functools import partial
+
 import structlog
 
 from gateway.admission.errors import Refused, Stale
 from gateway.admission.redis import RedisUnavailable
 from gateway.admission.service import Admission
-from gateway.admission.ticket import Draft, Ticket
+from gateway.admission.ticket import Bound, Draft, Ticket
 from gateway.answer import Answer
+from gateway.answerable import Answerable
 from gateway.ask import Ask, Call
 from gateway.backends import faults
 from gateway.backends.relay import Relay
@@ -20,6 +23,9 @@ from gateway.billing.prices import PriceBook, Tariff
 from gateway.billing.usage import TokenUsage
 from gateway.clock import Clock
 from gateway.db.engine import DatabaseUnavailable
+from gateway.idempotency.answers import Request
+from gateway.idempotency.scope import checked_key, scope_of
+from gateway.idempotency.service import Idempotency
 from gateway.order import Plan, make_bound, make_order
 from gateway.refusals import invalid_key, not_priced, out_of_scope, over_limit, unavailable
 from gateway.routing.route import Route
@@ -33,6 +39,7 @@ from gateway.tenants.service import Tenants
 from gateway.tokens.counter import PromptBound, PromptCounter
 from worker.protocol.errors import model_not_found
 
+_FREE = Tariff(None, None)
 _log = structlog.get_logger("gateway.request")
 
 
@@ -46,6 +53,7 @@ class Pipeline:
         counter: PromptCounter,
         admission: Admission,
         relay: Relay,
+        idempotency: Idempotency,
         secret_key: SecretKey,
         clock: Clock,
         keepalive_s: float,
@@ -56,26 +64,63 @@ class Pipeline:
         self._counter = counter
         self._admission = admission
         self._relay = relay
+        self._idempotency = idempotency
         self._secret_key = secret_key
         self._keepalive_s = keepalive_s
         self._refusals = Sampler(clock)
 
-    async def serve(self, call: Call) -> Answer:
-        """Everything up to the backend. Raises ApiError; after it returns, the Answer sees to the settlement.
+    async def serve(self, call: Call) -> Answerable:
+        """Everything up to the backend. Raises ApiError; after it returns, the answer sees to the settlement.
 
         It must not be cancelled between admission and return, so the door watches for hang-ups only afterwards; all
         that it waits for is bounded by short time limits.
         """
         principal = await self.authenticate(call.key)
         ask = await call.read()
+        if call.idempotency_key is not None:
+            return await self._run_once(call, ask, principal, checked_key(call.idempotency_key))
+        return await self._run(call, ask, principal)
+
+    async def _run(self, call: Call, ask: Ask, principal: Principal) -> Answer:
         plan = await self._plan(call, ask, principal)
         try:
-            ticket = await self._admit(call, plan)
+            ticket = await self._admit(call, principal, plan.draft, plan.bound)
         except Stale as stale:
-            plan = await self._plan(call, ask, await self._reload(call.key, stale))
-            ticket = await self._admit(call, plan, after=stale)
+            principal = await self._reload(call.key, stale)
+            plan = await self._plan(call, ask, principal)
+            ticket = await self._admit(call, principal, plan.draft, plan.bound, after=stale)
         exchange = self._relay.open(plan.order, total_s=plan.route.timeout_s, checkpoint=ticket.checkpoint)
         return Answer(call, plan, ticket, exchange, keepalive_s=self._keepalive_s, on_usage=self._compare)
+
+    async def _run_once(self, call: Call, ask: Ask, principal: Principal, key: str) -> Answerable:
+        """As ``_run``, unless a request with the same idempotency key came before: its answer is this one's, too."""
+        route = await self._resolve(ask.model, principal)
+        request = Request(
+            id=call.request_id,
+            streamed=ask.stream,
+            timeout_s=route.timeout_s,
+            keepalive_s=self._keepalive_s,
+            execute=partial(self._run, call, ask, principal),
+            admit_replay=partial(self._admit_replay, call, ask, principal),
+        )
+        try:
+            return await self._idempotency.answer(
+                scope_of(self._secret_key, principal, call.path, key, ask.raw), request
+            )
+        except RedisUnavailable as fault:
+            if principal.redis_loss == "fail_open":
+                return await self._run(call, ask, principal)
+            raise unavailable(fault.retry_after_s) from fault
+
+    async def _admit_replay(self, call: Call, ask: Ask, principal: Principal) -> Ticket:
+        """It counts to requests, and to those that run at once; no price bears on it."""
+        draft = self._draft(call, ask, principal, await self._resolve(ask.model, principal), _FREE)
+        try:
+            return await self._admit(call, principal, draft, Bound(0, 0))
+        except Stale as stale:
+            principal = await self._reload(call.key, stale)
+            await self._resolve(ask.model, principal)
+            return await self._admit(call, principal, draft, Bound(0, 0), after=stale)
 
     async def authenticate(self, key: str | None) -> Principal:
         """Raises ApiError."""
@@ -106,7 +151,10 @@ class Pipeline:
         bound = make_bound(tariff, prompt, output)
         if longest is None:
             raise faults.no_backend(route.name).error()
-        draft = Draft(
+        return Plan(principal, route, prompt, order, self._draft(call, ask, principal, route, tariff), bound)
+
+    def _draft(self, call: Call, ask: Ask, principal: Principal, route: Route, tariff: Tariff) -> Draft:
+        return Draft(
             route.name,
             tariff,
             streamed=ask.stream,
@@ -114,7 +162,6 @@ class Pipeline:
             end_user=self._end_user(ask, principal),
             tags=ask.tags,
         )
-        return Plan(principal, route, prompt, order, draft, bound)
 
     async def _resolve(self, model: str, principal: Principal) -> Route:
         try:
@@ -153,15 +200,15 @@ class Pipeline:
         except DatabaseUnavailable as fault:
             raise unavailable() from fault
 
-    async def _admit(self, call: Call, plan: Plan, *, after: Stale | None = None) -> Ticket:
+    async def _admit(
+        self, call: Call, principal: Principal, draft: Draft, bound: Bound, *, after: Stale | None = None
+    ) -> Ticket:
         """Raises ApiError; Stale, unless it comes ``after`` another."""
         try:
-            return await self._admission.admit(
-                call.request_id, plan.principal, draft=plan.draft, bound=plan.bound, after=after
-            )
+            return await self._admission.admit(call.request_id, principal, draft=draft, bound=bound, after=after)
         except Refused as refused:
-            self._log_refusal(call, plan, refused)
-            raise over_limit(refused, plan.bound) from None
+            self._log_refusal(call, principal, draft, refused)
+            raise over_limit(refused, bound) from None
         except RedisUnavailable as fault:
             raise unavailable(fault.retry_after_s) from fault
         except Stale as fault:
@@ -169,8 +216,7 @@ class Pipeline:
                 raise
             raise unavailable() from fault
 
-    def _log_refusal(self, call: Call, plan: Plan, refused: Refused) -> None:
-        principal = plan.principal
+    def _log_refusal(self, call: Call, principal: Principal, draft: Draft, refused: Refused) -> None:
         stands_for = self._refusals.take(str(principal.tenant_id), refused.reason)
         if stands_for is not None:
             _log.info(
@@ -178,7 +224,7 @@ class Pipeline:
                 request_id=str(call.request_id),
                 tenant=principal.tenant_name,
                 key_id=principal.key_id,
-                route=plan.route.name,
+                route=draft.route,
                 reason=refused.reason,
                 subject=refused.subject,
                 window=refused.window,

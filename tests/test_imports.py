@@ -39,7 +39,7 @@ GATEWAY_ROOMS = {
     "app": {"http", "pipeline"}
     | {"tenants", "admission", "billing", "routing", "tokens", "backends", "idempotency", "db"},
 }
-PLAIN_MODULES = {"settings", "clock", "ids", "telemetry", "redis_url", "secret_key"}
+PLAIN_MODULES = {"settings", "clock", "ids", "telemetry", "redis_url", "secret_key", "answerable"}
 
 
 def imports_of(path: Path) -> Iterator[str]:

@@ -13,6 +13,7 @@ import structlog
 
 from gateway.admission.redis import RedisUnavailable
 from gateway.admission.ticket import Ticket
+from gateway.answerable import Answerable
 from gateway.billing.usage import Status, TokenUsage, usd_text
 from gateway.idempotency.reading import Reading, Unreadable
 from gateway.idempotency.scope import Scope
@@ -26,27 +27,6 @@ ORIGINAL = "x-penstock-original-request-id"
 _log = structlog.get_logger("gateway.request")
 
 
-class Answer(Protocol):
-    """A request about to be answered: what the door asks of it. The pipeline's ``Answer`` says more."""
-
-    @property
-    def streamed(self) -> bool: ...
-    @property
-    def timeout_s(self) -> float: ...
-    @property
-    def complete(self) -> bool: ...
-    @property
-    def client_left(self) -> bool: ...
-    def left(self) -> None: ...
-    def headers(self) -> list[tuple[str, str]]: ...
-    async def events(self) -> list[bytes]: ...
-    async def whole(self) -> bytes: ...
-    async def __aenter__(self) -> Answer: ...
-    async def __aexit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request with an idempotency key, as the pipeline knows it."""
@@ -56,7 +36,7 @@ class Request:
     timeout_s: float
     """The route's limit for the whole answer."""
     keepalive_s: float
-    execute: Callable[[], Awaitable[Answer]]
+    execute: Callable[[], Awaitable[Answerable]]
     """Admit it and send it to a backend. Raises ApiError."""
     admit_replay: Callable[[], Awaitable[Ticket]]
     """Admit it as a replay, which reserves nothing and is charged nothing. Raises ApiError."""
@@ -64,14 +44,14 @@ class Request:
 
 class Room(Protocol):
     async def claim(self, scope: Scope, request_id: UUID) -> Share | Reading: ...
-    async def own(self, share: Share, execute: Callable[[], Awaitable[Answer]]) -> Owned: ...
+    async def own(self, share: Share, execute: Callable[[], Awaitable[Answerable]]) -> Owned: ...
     def wait(self, scope: Scope, count: int) -> None: ...
 
 
 class Owned:
     """The answer of the request that runs. If it does not become complete, its entry is dropped."""
 
-    def __init__(self, answer: Answer, share: Share) -> None:
+    def __init__(self, answer: Answerable, share: Share) -> None:
         self._answer = answer
         self._share = share
 
@@ -170,7 +150,7 @@ class Replay:
         return headers
 
     async def events(self) -> list[bytes]:
-        """As the pipeline's ``Answer.events``. Raises ApiError."""
+        """Raises ApiError."""
         until = self._loop.time() + self._request.keepalive_s
         while self._own is None:
             found = await self._read(until)
@@ -184,7 +164,7 @@ class Replay:
         return await self._own.events()
 
     async def whole(self) -> bytes:
-        """As the pipeline's ``Answer.whole``. Raises ApiError."""
+        """Raises ApiError."""
         found: list[bytes] = []
         while self._own is None and not self._reading.complete:
             reading = self._reading

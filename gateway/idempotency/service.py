@@ -11,8 +11,9 @@ from uuid import UUID
 import structlog
 
 from gateway.admission.redis import RedisClient
+from gateway.answerable import Answerable
 from gateway.clock import Clock
-from gateway.idempotency.answers import Answer, Owned, Replay, Request
+from gateway.idempotency.answers import Owned, Replay, Request
 from gateway.idempotency.reading import Reading
 from gateway.idempotency.scope import Scope, reused
 from gateway.idempotency.share import Share
@@ -54,7 +55,7 @@ class Idempotency:
         await self._tasks.__aexit__(None, None, None)
         await self._redis.close()
 
-    async def answer(self, scope: Scope, request: Request) -> Answer:
+    async def answer(self, scope: Scope, request: Request) -> Answerable:
         """The request's own answer, if it is the first with its key, else the first one's.
 
         Raises ApiError (409 for another body), RedisUnavailable, and what ``request.execute`` raises.
@@ -88,7 +89,7 @@ class Idempotency:
         self._tasks.create_task(self._run(share), name=f"share {owner}")
         return share
 
-    async def own(self, share: Share, execute: Callable[[], Awaitable[Answer]]) -> Owned:
+    async def own(self, share: Share, execute: Callable[[], Awaitable[Answerable]]) -> Owned:
         try:
             return Owned(await execute(), share)
         except BaseException:

@@ -58,6 +58,7 @@ def parse_chat(raw: bytes, *, end_user: str | None = None, tags: str | None = No
         max_output_tokens=_output_cap(body),
         end_user=_end_user(body, end_user),
         tags=read_tags(tags),
+        raw=raw,
     )
 
 

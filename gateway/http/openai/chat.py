@@ -12,7 +12,7 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from gateway.answer import Answer
+from gateway.answerable import Answerable
 from gateway.ask import Ask, Call
 from gateway.http.client import Client, ClientGone
 from gateway.http.openai.ask import END_USER_HEADER, TAGS_HEADER, parse_chat
@@ -63,7 +63,14 @@ class ChatCompletion:
         client = Client(scope, receive, send)
         try:
             answer = await self._pipeline.serve(
-                Call(self._request_id, client.bearer(), client.correlation(), self._reader(client))
+                Call(
+                    self._request_id,
+                    client.bearer(),
+                    client.correlation(),
+                    self._reader(client),
+                    path=scope["path"],
+                    idempotency_key=client.header(b"idempotency-key"),
+                )
             )
         except ApiError as error:
             with contextlib.suppress(ClientGone):
@@ -91,7 +98,7 @@ class ChatCompletion:
 
         return read
 
-    async def _deliver(self, client: Client, answer: Answer) -> None:
+    async def _deliver(self, client: Client, answer: Answerable) -> None:
         try:
             async with answer:
                 if answer.streamed:
@@ -113,7 +120,7 @@ class ChatCompletion:
         except Exception:
             await self._fail(client, answer)
 
-    async def _stream(self, client: Client, answer: Answer) -> None:
+    async def _stream(self, client: Client, answer: Answerable) -> None:
         events = await answer.events()
         await client.start(200, [*_STREAM_HEADERS, *self._headers(answer)])
         while not answer.complete:
@@ -121,13 +128,13 @@ class ChatCompletion:
             events = await answer.events()
         await client.end(b"".join([encode_event(data) for data in events]) + _DONE)
 
-    def _headers(self, answer: Answer | None) -> list[tuple[str, str]]:
+    def _headers(self, answer: Answerable | None) -> list[tuple[str, str]]:
         headers = [("x-request-id", str(self._request_id))]
         if answer is not None:
             headers += answer.headers()
         return headers
 
-    async def _refuse(self, client: Client, error: ApiError, answer: Answer | None = None) -> None:
+    async def _refuse(self, client: Client, error: ApiError, answer: Answerable | None = None) -> None:
         """Tell the error by the answer's status or, once that has left, by an event that no [DONE] follows."""
         if client.started:
             await client.end(encode_event(error.encode()))
@@ -137,7 +144,7 @@ class ChatCompletion:
             headers += [(name, value) for name, value in error.headers.items() if name not in names]
             await client.answer(error.status, error.encode(), headers, media_type=JSON)
 
-    async def _fail(self, client: Client, answer: Answer | None = None) -> None:
+    async def _fail(self, client: Client, answer: Answerable | None = None) -> None:
         """A fault of our own: logged whole, told without detail. To be called while it is being handled."""
         _log.exception("request_crashed", request_id=str(self._request_id))
         error = server_error(f"The gateway failed. The operator finds the cause under request id {self._request_id}.")

@@ -14,7 +14,8 @@ import pytest
 from gateway.admission.redis import RedisUnavailable
 from gateway.admission.service import Admission
 from gateway.admission.ticket import Bound, Ticket
-from gateway.idempotency.answers import Answer, Owned, Replay, Request
+from gateway.answerable import Answerable
+from gateway.idempotency.answers import Owned, Replay, Request
 from gateway.idempotency.scope import Scope
 from gateway.idempotency.service import MAX_WAITING, Idempotency
 from gateway.idempotency.store import Rules, Store
@@ -81,7 +82,7 @@ class Caller:
         self.request = Request(self.id, streamed, timeout_s, 30.0, self._execute, self._admit_replay)
         self._gate, self._principal = gate, principal
 
-    async def _execute(self) -> Answer:
+    async def _execute(self) -> Answerable:
         if self.refusal is not None:
             raise self.refusal
         self.ran += 1
@@ -100,7 +101,7 @@ class Caller:
         return None if event is None else (event.status, event.error_code, event.charged_nano_usd)
 
 
-async def collect(answer: Answer) -> list[bytes]:
+async def collect(answer: Answerable) -> list[bytes]:
     found: list[bytes] = []
     async with answer:
         while not answer.complete:
@@ -121,13 +122,13 @@ class Stage:
     def caller(self, *, streamed: bool = True, timeout_s: float = 30.0) -> Caller:
         return Caller(self.gate, self.principal, streamed=streamed, timeout_s=timeout_s)
 
-    async def own(self, caller: Caller) -> Answer:
+    async def own(self, caller: Caller) -> Answerable:
         """The answer of a first request, on the first replica."""
         answer = await self.one.answer(self.scope, caller.request)
         assert isinstance(answer, Owned)
         return answer
 
-    async def follow(self, caller: Caller) -> Answer:
+    async def follow(self, caller: Caller) -> Answerable:
         """The answer of another, on the second."""
         answer = await self.two.answer(self.scope, caller.request)
         assert isinstance(answer, Replay)
@@ -178,7 +179,7 @@ async def test_whole_answers_wait_and_are_the_same(on: Stage) -> None:
     owner = await on.own(callers[0])
     followers = [await on.follow(caller) for caller in callers[1:]]
 
-    async def whole(answer: Answer) -> tuple[bytes, list[tuple[str, str]]]:
+    async def whole(answer: Answerable) -> tuple[bytes, list[tuple[str, str]]]:
         async with answer:
             return await answer.whole(), answer.headers()
 
@@ -240,7 +241,7 @@ async def test_if_the_owner_gives_up_one_of_those_that_wait_runs(on: Stage, end:
     assert sum(caller.row == ("replayed", None, 0) for caller in waiting) == 4 - (end == "refused")
 
 
-async def collected(answer: Answer) -> list[bytes] | None:
+async def collected(answer: Answerable) -> list[bytes] | None:
     try:
         return await collect(answer)
     except ApiError:
@@ -258,7 +259,7 @@ async def test_a_dead_owners_entry_goes_to_one_of_those_that_wait(redis_url: str
         for caller in callers:
             caller.own.say(caller.id.bytes)
 
-        async def whole(answer: Answer) -> bytes:
+        async def whole(answer: Answerable) -> bytes:
             async with answer:
                 return await answer.whole()
 
