@@ -9,21 +9,23 @@ from gateway.admission.settlements import Settlement, Settlements
 from gateway.clock import SystemClock
 from gateway.ids import uuid7
 from gateway.local.services import EmbeddedRedis
-from gateway.tenants.principal import shard_of
 
 
 def settlement(charged: int = 5) -> Settlement:
     request_id, tenant_id = uuid7(), uuid7()
-    shard = shard_of(tenant_id)
+    spelled = keys.of_tenant(tenant_id)
     script_keys = (
-        keys.tenant(shard, tenant_id),
-        keys.window(shard, tenant_id),
-        keys.live(shard, tenant_id),
-        keys.request(shard, request_id),
-        keys.leases(shard),
-        keys.usage(shard),
+        spelled.tenant,
+        spelled.live,
+        spelled.request(request_id),
+        spelled.leases,
+        spelled.usage,
+        spelled.alerts,
+        spelled.epoch,
     )
-    return Settlement(request_id, shard, script_keys, (str(request_id), "", charged, b'{"made":"up"}', 0, 60_000))
+    event = b'{"made":"up"}'
+    arguments = (0, str(request_id), spelled.id, 0, charged, 0, event, 0, 60_000, b"", "")
+    return Settlement(request_id, spelled.shard, script_keys, arguments)
 
 
 async def entries(redis: PipelinedRedis, shard: str) -> int:
