@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +21,7 @@ from gateway.tenants.principal import AdminRole
 from gateway.tenants.records import NotAllowed
 
 _CONSOLE = "cli:"
+_last_ms = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ async def audit(
     """Write down a change. ``before`` and ``after`` hold what changed, never a secret nor the hash of one."""
     await connection.execute(
         insert(audit_log).values(
-            id=uuid7(),
+            id=_next_id(),
             actor=actor.name,
             action=action,
             kind=kind,
@@ -91,6 +93,13 @@ async def audit(
             after=_plain(after),
         )
     )
+
+
+def _next_id() -> UUID:
+    """UUIDv7s whose milliseconds are all different, so that what this process writes is read back in order."""
+    global _last_ms
+    _last_ms = max(_last_ms + 1, time.time_ns() // 1_000_000)
+    return uuid7(_last_ms)
 
 
 def _plain(values: Mapping[str, Any] | None) -> Any:

@@ -11,6 +11,19 @@ from gateway.cli import cli
 Penstock = Callable[..., Result]
 
 
+def ok(result: Result) -> str:
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(result: Result, *words: str) -> None:
+    assert result.exit_code != 0
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[-1].startswith("Error: ")
+    for word in words:
+        assert word in result.stderr
+
+
 @pytest.fixture
 def penstock(
     database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -3,14 +3,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from click.testing import Result
 
 from gateway.billing.drainer import Drainer
 from gateway.billing.usage import UsageEvent
@@ -18,25 +16,12 @@ from gateway.cli import main
 from gateway.clock import SystemClock
 from gateway.local.services import free_port
 from gateway.tenants.keys import parse_key
-from gateway.tenants.principal import Budget, Limits, Principal
+from gateway.tenants.principal import Principal
 from gateway.tenants.service import Tenants
 from tests.gateway.billing.support import Stream, usage_event
+from tests.gateway.cli.conftest import Penstock, ok, refused
 from tests.gateway.db.support import opened
-
-Penstock = Callable[..., Result]
-
-
-def ok(result: Result) -> str:
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refused(result: Result, *words: str) -> None:
-    assert result.exit_code != 0
-    assert result.stdout == ""
-    assert result.stderr.splitlines()[-1].startswith("Error: ")
-    for word in words:
-        assert word in result.stderr
+from tests.gateway.tenants.support import shape
 
 
 async def _authenticate(database_url: str, key: str) -> Principal:
@@ -61,7 +46,10 @@ def test_a_tenant_with_a_key_can_call(penstock: Penstock, database_url: str) -> 
     assert parse_key(key)
     principal = asyncio.run(_authenticate(database_url, key))
     assert principal.tenant_name == "acme"
-    assert principal.limits == Limits(60, None, Budget(25_500_000_000, "month", "UTC"))
+    assert shape(principal.tenant_limits) == {
+        ("tenant", "", "requests", "minute", 60),
+        ("tenant", "", "budget", "month", 25_500_000_000),
+    }
     assert principal.allowed_models == {"m"}
 
 
@@ -82,10 +70,14 @@ def test_limits_are_changed_one_by_one_and_lifted(penstock: Penstock, database_u
     ok(penstock("tenant", "set", "acme", "--requests-per-minute", "0"))
     ok(penstock("tenant", "set", "acme", "--timezone", "Europe/Berlin", "--max-concurrent", "unlimited"))
     key = ok(penstock("key", "create", "--tenant", "acme")).strip()
-    limits = asyncio.run(_authenticate(database_url, key)).limits
-    assert limits == Limits(0, None, Budget(10**9, "day", "Europe/Berlin"))
+    principal = asyncio.run(_authenticate(database_url, key))
+    assert principal.timezone == "Europe/Berlin"
+    assert shape(principal.tenant_limits) == {
+        ("tenant", "", "requests", "minute", 0),
+        ("tenant", "", "budget", "day", 10**9),
+    }
     shown = ok(penstock("tenant", "set", "acme", "--budget", "unlimited"))
-    assert shown.splitlines()[1].split()[:4] == ["acme", "0", "-", "-"]
+    assert shown.splitlines()[1].split()[:6] == ["acme", "0", "-", "-", "-", "Europe/Berlin"]
     assert ok(penstock("tenant", "list")) == shown
 
 

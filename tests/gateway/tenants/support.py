@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from gateway.tenants.audit import Actor
 from gateway.tenants.principal import BudgetPeriod, Limit
 from gateway.tenants.specs import LimitSpec
@@ -24,3 +26,13 @@ def budget(nano_usd: int, period: BudgetPeriod = "month") -> LimitSpec:
 def shape(limits: tuple[Limit, ...]) -> set[tuple[object, ...]]:
     """What the limits say, without their ids."""
     return {(limit.subject, limit.target, limit.metric, limit.window, limit.amount) for limit in limits}
+
+
+class Announcements:
+    """Stands for Redis: hears of generations."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[UUID, int]] = []
+
+    async def __call__(self, tenant_id: UUID, generation: int) -> None:
+        self.heard.append((tenant_id, generation))

@@ -1,0 +1,102 @@
+"""What single migrations make of the data that they find."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from alembic import command
+from alembic.config import Config
+from sqlalchemy.engine import make_url
+
+from gateway.db.migrate import MIGRATIONS, upgrade
+from gateway.local.services import EmbeddedPostgres
+
+ACME, GLOBEX, QUIET = uuid4(), uuid4(), uuid4()
+
+
+def _rows(url: str, query: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url) as connection:
+        return connection.execute(query).fetchall()  # type: ignore[call-overload, no-any-return]
+
+
+def test_limits_of_columns_become_rows_and_columns_again(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upgrade(empty_database_url, "0002")
+    with psycopg.connect(empty_database_url) as connection:
+        connection.cursor().executemany(
+            "INSERT INTO tenants (id, name, salt, requests_per_minute, max_concurrent) VALUES (%s, %s, 's', %s, %s)",
+            [(ACME, "acme", 60, 0), (GLOBEX, "globex", None, 4), (QUIET, "quiet", None, None)],
+        )
+        connection.cursor().executemany(
+            "INSERT INTO budgets (tenant_id, amount_nano_usd, period, timezone) VALUES (%s, %s, %s, %s)",
+            [(ACME, 2**53 - 1, "month", "Europe/Berlin"), (GLOBEX, 0, "total", "UTC")],
+        )
+    upgrade(empty_database_url)
+    found = "SELECT tenant_id, metric, \"window\", amount FROM limits WHERE subject = 'tenant' AND target = '' AND hard"
+    assert set(_rows(empty_database_url, found)) == {
+        (ACME, "requests", "minute", 60),
+        (ACME, "concurrent", "", 0),
+        (ACME, "budget", "month", 2**53 - 1),
+        (GLOBEX, "concurrent", "", 4),
+        (GLOBEX, "budget", "total", 0),
+    }
+    zones = _rows(empty_database_url, "SELECT name, timezone FROM tenants ORDER BY name")
+    assert zones == [("acme", "Europe/Berlin"), ("globex", "UTC"), ("quiet", "UTC")]
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    monkeypatch.setenv("DATABASE_URL", empty_database_url)
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1")
+    command.downgrade(config, "0002")
+    columns = "SELECT name, requests_per_minute, max_concurrent FROM tenants ORDER BY name"
+    assert _rows(empty_database_url, columns) == [("acme", 60, 0), ("globex", None, 4), ("quiet", None, None)]
+    budgets = "SELECT tenant_id, amount_nano_usd, period, timezone FROM budgets"
+    assert set(_rows(empty_database_url, budgets)) == {
+        (ACME, 2**53 - 1, "month", "Europe/Berlin"),
+        (GLOBEX, 0, "total", "UTC"),
+    }
+
+
+def test_a_user_who_may_make_no_roles_is_told_what_to_ask_for_and_needs_no_more(
+    postgres_server: str, empty_database_url: str
+) -> None:
+    user, database = f"plain_{uuid4().hex[:12]}", make_url(empty_database_url).database
+    with psycopg.connect(postgres_server, autocommit=True) as server:
+        server.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'p'")  # type: ignore[arg-type]
+        try:
+            server.execute(f'ALTER DATABASE "{database}" OWNER TO {user}')  # type: ignore[arg-type]
+            url = make_url(empty_database_url).set(username=user, password="p").render_as_string(hide_password=False)
+            with pytest.raises(Exception, match=f"GRANT penstock_tenant TO {user}"):
+                upgrade(url)
+            # As an administrator does, whichever other tests have made the role already.
+            server.execute(f"GRANT penstock_tenant TO {user}")  # type: ignore[arg-type]
+            upgrade(url)
+            assert _rows(url, "SELECT pg_has_role('penstock_tenant', 'MEMBER')") == [(True,)]
+        finally:
+            server.execute(f'DROP DATABASE "{database}" WITH (FORCE)')  # type: ignore[arg-type]
+            server.execute(f"DROP ROLE {user}")  # type: ignore[arg-type]
+
+
+def test_databases_of_a_new_server_may_be_migrated_at_once(services_dir: Path) -> None:
+    """All of them want the one role that no migration has made yet."""
+    server = EmbeddedPostgres(services_dir, durable=False)
+    url = server.start()
+    try:
+        with psycopg.connect(url, autocommit=True) as connection:
+            for number in range(2):
+                connection.execute(f"CREATE DATABASE d{number}")  # type: ignore[arg-type]
+        script = "import sys, gateway.db.migrate as m; m.upgrade(sys.argv[1])"
+        urls = [make_url(url).set(database=f"d{n}").render_as_string(hide_password=False) for n in range(2)]
+        running = [subprocess.Popen([sys.executable, "-c", script, each], cwd=MIGRATIONS.parent) for each in urls]
+        assert [process.wait() for process in running] == [0, 0]
+        for each in urls:
+            assert _rows(each, "SELECT has_table_privilege('penstock_tenant', 'limits', 'SELECT')") == [(True,)]
+    finally:
+        server.stop()
