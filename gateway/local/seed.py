@@ -31,6 +31,7 @@ _ROUTE = Route(
     default_output_tokens=512,
     max_output_tokens=8192,
     timeout_s=300.0,
+    tokenizer="backend",
 )
 _PRICE = PriceSpec(route=MODEL, input_usd_per_mtok=Decimal("0.10"), output_usd_per_mtok=Decimal("0.40"))
 
