@@ -30,6 +30,7 @@ from tests.gateway.billing.support import (
     Stream,
     assert_consistent,
     fetch,
+    full_event,
     usage_event,
 )
 from tests.gateway.db.support import ManualClock, opened
@@ -390,32 +391,45 @@ async def test_the_default_interval_is_below_a_second(engine: AsyncEngine, redis
     await drainer.close()
 
 
-async def test_postgres_may_go_away_and_come_back(
-    services_dir: Path, redis_url: str, stream: Stream, monkeypatch: pytest.MonkeyPatch
+async def test_postgres_may_go_away_under_load_and_come_back(
+    services_dir: Path, redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drainer_module, "MAX_BACKOFF_S", 0.2)
     service = EmbeddedPostgres(services_dir)
     service.start()
     upgrade(service.url)
-    events = [usage_event(admitted_at=datetime.now(UTC)) for _ in range(21)]
+    streams = [Stream(client, f"{{s{number:02d}}}") for number in range(4)]
+    sent: list[UUID] = []
+
+    def settle(count: int) -> None:
+        """Requests of several tenants end."""
+        for number, stream in enumerate(streams):
+            events = [
+                full_event(tenant_id=UUID(int=number), admitted_at=datetime.now(UTC), backend=f"w{at % 3}")
+                for at in range(count // len(streams))
+            ]
+            stream.add_all(events)
+            sent.extend(event.request_id for event in events)
+
     try:
         async with opened(service.url) as engine, _running(engine, redis_url) as drainer:
-            stream.add(events[0])
-            await _eventually(engine, 1)
+            settle(400)
+            await _eventually(engine, 100)
             service.kill()
-            for event in events[1:11]:
-                stream.add(event)
-                await asyncio.sleep(0.03)
+            for _ in range(10):
+                settle(400)
+                await asyncio.sleep(0.02)
             with pytest.raises(DatabaseUnavailable):
                 await drainer.drain_once()
-            assert len(stream) == 10
+            streams[1].add(b"poison")
+            assert sum(map(len, streams)) > 4000
             service.start()
-            for event in events[11:]:
-                stream.add(event)
-            await _eventually(engine, 21)
-            await drainer.close()
-            assert len(stream) == 0
-            assert len(await _rows(engine)) == 21
+            settle(400)
+            async with asyncio.timeout(60):
+                while any(map(len, streams)):  # noqa: ASYNC110 - Redis tells no event
+                    await asyncio.sleep(0.02)
+            assert [row["request_id"] for row in await _rows(engine)] == sorted(sent)
+            assert len(await fetch(engine, "SELECT 1 FROM dead_usage_events")) == 1
             await assert_consistent(engine)
     finally:
         service.stop()
