@@ -9,6 +9,7 @@ from litestar.openapi.spec import (
     OpenAPIResponse,
     OpenAPIType,
     Operation,
+    Parameter,
     RequestBody,
     Schema,
 )
@@ -46,6 +47,12 @@ _REQUEST = Schema(
         "seed": Schema(type=OpenAPIType.INTEGER),
         "stop": Schema(one_of=[_STRING, Schema(type=OpenAPIType.ARRAY, items=_STRING, max_items=16)]),
         "n": Schema(type=OpenAPIType.INTEGER, minimum=1, default=1),
+        "user": Schema(
+            type=OpenAPIType.STRING, max_length=512, description="Your own user, for metering and limits of its own."
+        ),
+        "safety_identifier": Schema(
+            type=OpenAPIType.STRING, max_length=512, description="The newer name of `user`; it wins over the older."
+        ),
     },
     examples=[
         {
@@ -78,7 +85,7 @@ _ERRORS = {
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
     "415": "The body is not sent as JSON, or is compressed.",
-    "429": "Over a limit (`rate_limit_exceeded`, see `retry-after`) or over the budget (`insufficient_quota`).",
+    "429": "Over a limit (`rate_limit_exceeded`, see `retry-after`) or over a budget (`insufficient_quota`).",
     "503": "No worker is up, or the gateway cannot reach its own services. Try again as `retry-after` says.",
 }
 
@@ -87,12 +94,21 @@ def _error(description: str) -> OpenAPIResponse:
     return OpenAPIResponse(description=description, content={"application/json": OpenAPIMediaType(schema=ERROR)})
 
 
+def _header(name: str, description: str) -> Parameter:
+    return Parameter(name=name, param_in="header", description=description, schema=_STRING)
+
+
 @dataclass
 class ChatOperation(Operation):
     """Adds body and answers."""
 
     def __post_init__(self) -> None:
         self.request_body = RequestBody(content={"application/json": OpenAPIMediaType(schema=_REQUEST)}, required=True)
+        self.parameters = [
+            *(self.parameters or ()),
+            _header("x-penstock-end-user", "Your own user; wins over `user` and `safety_identifier`."),
+            _header("x-penstock-tags", "Up to 10 tags for reports, as `team=blue, beta`."),
+        ]
         self.responses = {
             "200": OpenAPIResponse(
                 description="A `chat.completion`; with `stream`, events that each hold a `chat.completion.chunk`, then "
