@@ -18,7 +18,7 @@ from gateway.db.engine import transaction
 from gateway.db.partitions import month_of
 from gateway.db.tables import dead_usage_events
 from gateway.tenants.audit import Actor, audit
-from gateway.tenants.records import ConfigurationError, Unknown
+from gateway.tenants.records import StateConflict, Unknown
 from gateway.tenants.specs import check_page
 
 RETRY_TIMEOUT_S = 10.0
@@ -31,7 +31,7 @@ class UnknownDeadEvent(Unknown):
         super().__init__(f"there is no dead event {dead_id}; `penstock dead list` shows those there are")
 
 
-class StillDead(ConfigurationError):
+class StillDead(StateConflict):
     """A dead event that cannot become a row now either; the message says why."""
 
 

@@ -23,10 +23,19 @@ from gateway.db.tables import prices, routes, tenants
 from gateway.ids import uuid7
 from gateway.tenants.audit import Actor, audit
 from gateway.tenants.catalog import UnknownRoute
+from gateway.tenants.changes import check_version
 from gateway.tenants.principal import Principal
-from gateway.tenants.records import AlreadyExists, ConfigurationError, Unknown, UnknownTenant, as_id, is_name
+from gateway.tenants.records import (
+    AlreadyExists,
+    ConfigurationError,
+    StateConflict,
+    Unknown,
+    UnknownTenant,
+    as_id,
+    is_name,
+)
 
-__all__ = ["Price", "PriceBook", "Tariff", "UnknownPrice"]
+__all__ = ["Price", "PriceBook", "Tariff", "UnknownPrice", "price_version"]
 
 
 class UnknownPrice(Unknown):
@@ -84,6 +93,14 @@ class PriceBook:
                 await _check_route(connection, route)
             return found
 
+    async def stored_price(self, price_id: UUID) -> Price:
+        """As Postgres has it now. Raises UnknownPrice, DatabaseUnavailable."""
+        async with transaction(self._engine) as connection:
+            row = (await connection.execute(select(prices).where(prices.c.id == price_id))).one_or_none()
+        if row is None:
+            raise UnknownPrice(price_id)
+        return _price(row)
+
     async def set_price(self, actor: Actor, spec: PriceSpec) -> Price:
         """Set a price. It never changes once it is set, and rows already written keep the one they were charged by.
 
@@ -117,11 +134,14 @@ class PriceBook:
         self._copy.expire()
         return price
 
-    async def end_price(self, actor: Actor, price_id: UUID, at: datetime | None = None) -> Price:
+    async def end_price(
+        self, actor: Actor, price_id: UUID, at: datetime | None = None, *, if_version: int | None = None
+    ) -> Price:
         """Let a price end at ``at`` (now, if not given): the list price takes the place of a tenant's own, and without
         one the route is unpriced. One that has not begun yet never will.
 
-        Raises UnknownPrice, ConfigurationError, DatabaseUnavailable.
+        ``if_version``: only if that is its ``price_version``. Raises UnknownPrice, VersionConflict, ConfigurationError,
+        DatabaseUnavailable.
         """
         actor.check_may_change()
         now = self._clock.now()
@@ -133,8 +153,9 @@ class PriceBook:
             if row is None:
                 raise UnknownPrice(price_id)
             price = _price(row)
+            check_version("price", str(price_id), if_version, price_version(price))
             if price.effective_until is not None and price.effective_until <= now:
-                raise ConfigurationError(f"this price ended at {price.effective_until.isoformat()} already")
+                raise StateConflict(f"this price ended at {price.effective_until.isoformat()} already")
             ended = replace(price, effective_until=max(at or now, price.effective_from))
             changed = update(prices).where(prices.c.id == price_id).values(effective_until=ended.effective_until)
             await connection.execute(changed)
@@ -198,6 +219,11 @@ class PriceBook:
             for row in await connection.execute(select(prices).order_by(prices.c.effective_from)):
                 versions.setdefault((row.route, row.tenant_id, row.basis), []).append(_price(row))
         return versions
+
+
+def price_version(price: Price) -> int:
+    """Another number for each end that a price is given: nothing else of it changes."""
+    return 1 if price.effective_until is None else int(price.effective_until.timestamp() * 1_000_000)
 
 
 def _in_force(versions: _Versions, key: _Key, at: datetime) -> Price | None:

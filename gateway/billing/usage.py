@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,12 +18,22 @@ if TYPE_CHECKING:
 NANO_PER_USD = 10**9
 Status = Literal["ok", "aborted", "failed", "abandoned", "cache_hit", "replayed"]
 UsageSource = Literal["backend", "counted", "estimated"]
+USD_PATTERN = r"[0-9]{1,10}(\.[0-9]{1,9})?"
+_USD = re.compile(USD_PATTERN)
 
 
 def usd_text(nano_usd: int) -> str:
     """Nano-USD as USD, exactly, with all nine decimal places: ``0.000012345``."""
     whole, fraction = divmod(abs(nano_usd), NANO_PER_USD)
     return f"{'-' if nano_usd < 0 else ''}{whole}.{fraction:09d}"
+
+
+def parse_usd(text: str) -> int:
+    """Nano-USD that ``text`` means, exactly: ``12.50``. Raises ValueError with the remedy."""
+    if not _USD.fullmatch(text):
+        raise ValueError(f"{text[:50]!r} is not an amount in USD; write it as 12.50, with 9 decimal places at most")
+    whole, _, fraction = text.partition(".")
+    return int(whole) * NANO_PER_USD + int(fraction.ljust(9, "0"))
 
 
 @dataclass(frozen=True, slots=True)

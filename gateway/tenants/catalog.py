@@ -20,7 +20,15 @@ from gateway.db.tables import pools, routes
 from gateway.routing.route import Route, UnpricedPolicy
 from gateway.tenants.audit import Actor, audit
 from gateway.tenants.principal import LONGEST_REQUEST_S
-from gateway.tenants.records import AlreadyExists, ConfigurationError, Unknown, VersionConflict, check_name, is_name
+from gateway.tenants.records import (
+    AlreadyExists,
+    ConfigurationError,
+    StateConflict,
+    Unknown,
+    VersionConflict,
+    check_name,
+    is_name,
+)
 from gateway.tenants.specs import check_page
 
 _MAX_TOKENS = 100_000_000
@@ -148,7 +156,7 @@ class Catalog:
             return True
 
     async def delete_pool(self, actor: Actor, name: str) -> None:
-        """Raises UnknownPool, and ConfigurationError while routes use it."""
+        """Raises UnknownPool, and StateConflict while routes use it."""
         actor.check_may_change()
         if not is_name(name):
             raise UnknownPool(name)
@@ -159,7 +167,7 @@ class Catalog:
                     raise UnknownPool(name)
                 await audit(connection, actor, "delete", "pool", name, before={"name": name})
         except IntegrityError as fault:
-            raise ConfigurationError(f"routes use the pool {name!r}; delete them or give them another pool") from fault
+            raise StateConflict(f"routes use the pool {name!r}; delete them or give them another pool") from fault
 
     async def _read(self) -> dict[str, Route]:
         async with transaction(self._engine) as connection:

@@ -18,7 +18,7 @@ from gateway.db.tables import tenants
 from gateway.secret_key import SecretKey
 from gateway.tenants.audit import Actor, audit
 from gateway.tenants.records import (
-    ConfigurationError,
+    StateConflict,
     TenantRecord,
     UnknownTenant,
     VersionConflict,
@@ -100,12 +100,12 @@ class Changes:
 
     @asynccontextmanager
     async def _changing(self, actor: Actor, ref: str | UUID) -> AsyncIterator[Change]:
-        """Raises NotAllowed, UnknownTenant, ConfigurationError if the tenant is archived, DatabaseUnavailable."""
+        """Raises NotAllowed, UnknownTenant, StateConflict if the tenant is archived, DatabaseUnavailable."""
         actor.check_may_change()
         async with transaction(self._engine) as connection:
             change = Change(connection, actor, await find_tenant(connection, ref, lock=True))
             if change.tenant.archived_at is not None:
-                raise ConfigurationError(f"tenant {change.tenant.name!r} is archived; nothing of it can be changed")
+                raise StateConflict(f"tenant {change.tenant.name!r} is archived; nothing of it can be changed")
             yield change
             change.generation = change.tenant.generation
             if change.made:

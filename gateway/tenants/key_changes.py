@@ -24,6 +24,7 @@ from gateway.tenants.records import (
     ConfigurationError,
     KeyRecord,
     LastOwner,
+    StateConflict,
     UnknownKey,
     check_name,
     is_name,
@@ -118,6 +119,8 @@ class KeyChanges(Changes):
         Raises UnknownTenant, UnknownProject, ConfigurationError.
         """
         query = _page(after, limit).where(api_keys.c.tenant_id.is_not(None))
+        if project is not None and tenant is None:
+            raise ConfigurationError("a project is named together with its tenant")
         async with transaction(self._engine) as connection:
             if tenant is not None:
                 owner = await find_tenant(connection, tenant)
@@ -150,15 +153,22 @@ class KeyChanges(Changes):
             return after
 
     async def rotate_key(
-        self, actor: Actor, public_id: str, *, grace_s: float = 0, tenant: str | UUID | None = None
+        self,
+        actor: Actor,
+        public_id: str,
+        *,
+        grace_s: float = 0,
+        if_version: int | None = None,
+        tenant: str | UUID | None = None,
     ) -> tuple[str, KeyRecord]:
         """A new secret for a key, which keeps its public id and all else; the one before is good for ``grace_s``
         seconds more, none before that at all. The text is not shown again.
 
-        Raises UnknownTenant, UnknownKey, NotAllowed, ConfigurationError.
+        Raises UnknownTenant, UnknownKey, VersionConflict, NotAllowed, ConfigurationError.
         """
         check_grace(grace_s)
         async with self._changing_key(actor, public_id, tenant) as (connection, before, owner):
+            check_version("key", public_id, if_version, before.version)
             new = renew_key(public_id)
             values: dict[str, Any] = {"previous_secret_sha256": None, "previous_until": None}
             if grace_s:
@@ -168,13 +178,16 @@ class KeyChanges(Changes):
             await self._audit(connection, actor, owner, "rotate", before, after)
         return new.text, after
 
-    async def revoke_key(self, actor: Actor, public_id: str, *, tenant: str | UUID | None = None) -> KeyRecord:
+    async def revoke_key(
+        self, actor: Actor, public_id: str, *, if_version: int | None = None, tenant: str | UUID | None = None
+    ) -> KeyRecord:
         """End a key, a tenant's or an administrator's. Revoking it again changes nothing.
 
-        The last owner's key can only be revoked at the console. Raises UnknownTenant, UnknownKey, LastOwner,
-        NotAllowed.
+        The last owner's key can only be revoked at the console. Raises UnknownTenant, UnknownKey, VersionConflict,
+        LastOwner, NotAllowed.
         """
         async with self._changing_key(actor, public_id, tenant, revoked=True) as (connection, before, owner):
+            check_version("key", public_id, if_version, before.version)
             if before.revoked_at is not None:
                 return before
             if before.role == "owner" and not actor.is_console:
@@ -287,7 +300,7 @@ def _query() -> Select[Any]:
 
 
 def _page(after: str | None, limit: int) -> Select[Any]:
-    query = _query().order_by(api_keys.c.created_at, api_keys.c.public_id).limit(check_page(limit))
+    query = _query().order_by(api_keys.c.created_at, api_keys.c.public_id).limit(check_page(limit, after))
     if after is None:
         return query
     begin = api_keys.alias()
@@ -323,7 +336,7 @@ def _check_owner(record: KeyRecord, tenant_id: UUID) -> None:
 
 def _check_in_use(record: KeyRecord, revoked: bool) -> None:
     if record.revoked_at is not None and not revoked:
-        raise ConfigurationError(f"key {record.public_id!r} is revoked; issue another")
+        raise StateConflict(f"key {record.public_id!r} is revoked; issue another")
 
 
 def _record(row: Any) -> KeyRecord:

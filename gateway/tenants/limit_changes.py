@@ -19,7 +19,9 @@ from gateway.tenants.changes import Change, Changes, check_version, find_tenant,
 from gateway.tenants.end_users import end_user_hash
 from gateway.tenants.records import (
     ConfigurationError,
+    LimitExists,
     LimitRecord,
+    StateConflict,
     TenantRecord,
     UnknownKey,
     UnknownLimit,
@@ -42,6 +44,11 @@ class LimitChanges(Changes):
         """
         async with self._changing(actor, tenant) as change:
             return await put_limit(change, spec, self._secret_key, if_version=if_version)
+
+    async def create_limit(self, actor: Actor, tenant: str | UUID, spec: LimitSpec) -> LimitRecord:
+        """As ``set_limit``, but in place of none. Raises LimitExists, and as ``set_limit``."""
+        async with self._changing(actor, tenant) as change:
+            return await put_limit(change, spec, self._secret_key, new=True)
 
     async def update_limit(
         self,
@@ -93,9 +100,14 @@ class LimitChanges(Changes):
 
 
 async def put_limit(
-    change: Change, spec: LimitSpec, secret_key: SecretKey | None, *, if_version: int | None = None
+    change: Change,
+    spec: LimitSpec,
+    secret_key: SecretKey | None,
+    *,
+    if_version: int | None = None,
+    new: bool = False,
 ) -> LimitRecord:
-    """As ``LimitChanges.set_limit``, within a change."""
+    """As ``LimitChanges.set_limit``, within a change; ``new``: as ``create_limit``."""
     target = await _target(change, check_limit(spec), secret_key)
     mine = limits.c.tenant_id == change.tenant.id
     row = (
@@ -111,11 +123,13 @@ async def put_limit(
     ).one_or_none()
     name = " ".join(filter(None, (spec.subject, target, spec.metric, spec.window)))
     check_version("limit", name, if_version, None if row is None else row.version)
+    if row is not None and new:
+        raise LimitExists(row.id)
     if row is not None:
         return await _replace(change, limit_record(row), spec)
     count = await change.connection.scalar(select(func.count()).select_from(limits).where(mine))
     if (count or 0) >= MAX_LIMITS:
-        raise ConfigurationError(
+        raise StateConflict(
             f"tenant {change.tenant.name!r} has {MAX_LIMITS} limits already, the most there can be; lift some, or "
             "limit each end user alike instead of one by one"
         )

@@ -16,9 +16,9 @@ from gateway.ids import uuid7
 from gateway.tenants.audit import Actor
 from gateway.tenants.changes import Change, Changes, check_version, find_tenant, named
 from gateway.tenants.records import (
-    ConfigurationError,
     ProjectExists,
     ProjectRecord,
+    StateConflict,
     TenantRecord,
     UnknownProject,
     check_name,
@@ -49,7 +49,7 @@ class ProjectChanges(Changes):
     ) -> list[ProjectRecord]:
         """By name, those after ``after``; with ``archived`` those too that are. Raises UnknownTenant,
         ConfigurationError."""
-        query = select(projects).order_by(projects.c.name).limit(check_page(limit))
+        query = select(projects).order_by(projects.c.name).limit(check_page(limit, after))
         if after is not None:
             query = query.where(projects.c.name > after)
         if not archived:
@@ -78,7 +78,7 @@ class ProjectChanges(Changes):
         self, actor: Actor, tenant: str | UUID, ref: str | UUID, *, if_version: int | None = None
     ) -> ProjectRecord:
         """End a project: its keys are invalid from now on. Raises UnknownTenant, UnknownProject, VersionConflict,
-        NotAllowed, ConfigurationError if it is archived already."""
+        NotAllowed, StateConflict if it is archived already."""
         async with self._changing(actor, tenant) as change:
             before = await _changeable(change, ref, if_version)
             return await _update(change, "archive", before, {"archived_at": func.now()})
@@ -87,13 +87,13 @@ class ProjectChanges(Changes):
 async def find_project(
     connection: AsyncConnection, tenant: TenantRecord, ref: str | UUID, *, in_use: bool = False
 ) -> ProjectRecord:
-    """By name or id. Raises UnknownProject; with ``in_use`` ConfigurationError, if it is archived."""
+    """By name or id. Raises UnknownProject; with ``in_use`` StateConflict, if it is archived."""
     query = select(projects).where(projects.c.tenant_id == tenant.id, named(projects, ref))
     row = (await connection.execute(query)).one_or_none()
     if row is None:
         raise UnknownProject(ref, tenant.name)
     if in_use and row.archived_at is not None:
-        raise ConfigurationError(f"project {row.name!r} of tenant {tenant.name!r} is archived; choose another")
+        raise StateConflict(f"project {row.name!r} of tenant {tenant.name!r} is archived; choose another")
     return _record(row)
 
 

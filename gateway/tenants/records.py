@@ -56,6 +56,10 @@ class UnknownLimit(Unknown):
         )
 
 
+class StateConflict(ConfigurationError):
+    """The change is good, but not in the state that things are in."""
+
+
 class AlreadyExists(ConfigurationError):
     """Another has the name already."""
 
@@ -70,15 +74,23 @@ class ProjectExists(AlreadyExists):
         super().__init__(f"tenant {tenant!r} has a project {name!r} already; choose another name")
 
 
+class LimitExists(AlreadyExists):
+    def __init__(self, limit_id: UUID) -> None:
+        super().__init__(f"there is such a limit already, {limit_id}; change it instead")
+
+
 class VersionConflict(ConfigurationError):
     """Somebody else changed it since it was read."""
 
     def __init__(self, kind: str, target: str, expected: int, found: int | None) -> None:
         state = f"has version {found}" if found is not None else "is not there"
         super().__init__(f"{kind} {target!r} {state}, not version {expected}; read it again and repeat the change")
+        self.kind = kind
+        self.target = target
+        self.found = found
 
 
-class LastOwner(ConfigurationError):
+class LastOwner(StateConflict):
     def __init__(self) -> None:
         super().__init__(
             "this is the last owner's key: without it nobody could manage administrators' keys. Create another owner's "
