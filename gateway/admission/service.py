@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from gateway.admission.redis import RedisUnavailable, create_redis
 from gateway.admission.scripts import ADMIT, ANNOUNCE, SCRIPTS
 from gateway.admission.settlements import Settlement, Settlements
 from gateway.admission.snapshot import TenantCounters, snapshot
+from gateway.admission.spool import Spool
 from gateway.admission.ticket import MAX_AMOUNT, Bound, Draft, Hold, Ticket, blank, encode, encode_around
 from gateway.billing.usage import UsageEvent
 from gateway.clock import Clock
@@ -41,7 +43,8 @@ class Admission:
     heartbeats, which renew leases and write checkpoints. ``timeout_s``: longest wait for one answer of Redis.
     ``ledger``: sums over the ledger's rows, asked when Redis lacks a counter. ``longest_s``: the longest that any
     request may run; leases are renewed a while beyond, and settled ids are remembered longer still.
-    ``max_unsettled``: with so many settlements waiting for Redis, new requests are kept out.
+    ``max_unsettled``: with so many settlements waiting for Redis, new requests are kept out. ``spool_dir``: folder for
+    those that fail, so that they survive this process; None: they wait in memory alone.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Admission:
         ledger: LedgerSums,
         longest_s: float = LONGEST_REQUEST_S,
         max_unsettled: int = 10_000,
+        spool_dir: Path | None = None,
     ) -> None:
         self._clock = clock
         self._lease_ms = round(lease_s * 1000)
@@ -67,7 +71,8 @@ class Admission:
             on_connected=self._connected,
             name="penstock-admission",
         )
-        self._settlements = Settlements(self._redis, clock, limit=max_unsettled)
+        self._spool = Spool(spool_dir) if spool_dir is not None else None
+        self._settlements = Settlements(self._redis, clock, limit=max_unsettled, spool=self._spool)
         self._leases = Leases(
             self._redis,
             self._settlements,
@@ -101,12 +106,16 @@ class Admission:
             async with asyncio.timeout(_CLOSE_LIMIT_S):
                 await self._settlements.drained()
         except TimeoutError:
-            log.error("%d settlements did not reach Redis; their requests will be settled as abandoned",
-                      self._settlements.waiting)  # fmt: skip
+            log.warning("%d settlements did not reach Redis", self._settlements.waiting)
         if self._runner is not None:
             self._runner.cancel()
             await asyncio.wait([self._runner])
         await self._redis.close()
+        await asyncio.sleep(0)  # settlements on their way have failed, and now go to the spool
+        if self._spool is not None:
+            await self._spool.close()
+        if self._settlements.unsafe:
+            log.error("%d settlements are lost; their requests will be settled as abandoned", self._settlements.unsafe)
 
     def now(self) -> datetime:
         """The time in UTC as Redis has it, to within a few milliseconds: what ``admitted_at`` would be. This host's

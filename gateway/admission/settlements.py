@@ -1,8 +1,7 @@
 """Settlements on their way to Redis: sent at once, repeated until they land, kept a while in case Redis forgets.
 
-They wait in memory, so a gateway that dies while Redis is away loses those that have not landed; the janitor then
-settles these requests as abandoned, with the usage last checkpointed. A local spool belongs into ``submit``, written
-and synced before the first attempt and replayed by ``run`` at its start.
+Those that Redis does not take at the first attempt are written to a spool on disk, too, so that they survive a gateway
+that dies while Redis is away; the next gateway on this host settles them.
 """
 
 from __future__ import annotations
@@ -15,19 +14,26 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from gateway.admission.redis import Argument, PipelinedRedis, RedisUnavailable, load_script
+from gateway.admission.redis import Argument, RedisClient, RedisUnavailable
+from gateway.admission.scripts import SETTLE
+from gateway.admission.spool import Spool
+from gateway.admission.spool_file import Record
 from gateway.clock import Clock
 
 log = logging.getLogger(__name__)
 
-SETTLE = load_script("settle")
 _KEPT_S = 5.0
 _FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 1.0
+_REPEATED_AT_ONCE = 64
+_ADOPTION_S = 10.0
+_DISK_PATIENCE_S = 0.15
+"""How long a request's end waits for the spool, so that a disk that hangs holds up no answer."""
 
 
 class Settlement:
-    """One call of the settle script. ``attempted`` is done when the first attempt has ended, well or not."""
+    """One call of the settle script. ``attempted`` is done when the first attempt has ended well; or else when the
+    settlement is on disk, or the disk does not take it in time."""
 
     __slots__ = ("arguments", "attempted", "keys", "landed_at", "request_id", "shard")
 
@@ -39,14 +45,27 @@ class Settlement:
         self.attempted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.landed_at = 0.0
 
+    def record(self) -> Record:
+        return Record(self.request_id, self.shard, list(self.keys), list(self.arguments))
+
+    def end_attempt(self, _: object = None) -> None:
+        if not self.attempted.done():
+            self.attempted.set_result(None)
+
+    def limit_attempt(self, patience_s: float) -> None:
+        timer = asyncio.get_running_loop().call_later(patience_s, self.end_attempt)
+        self.attempted.add_done_callback(lambda _: timer.cancel())
+
 
 class Settlements:
-    """``limit``: most settlements that may wait; ``full`` then keeps new requests out."""
+    """``limit``: most settlements that may wait; ``full`` then keeps new requests out. ``spool``: None keeps those that
+    fail in memory alone."""
 
-    def __init__(self, redis: PipelinedRedis, clock: Clock, *, limit: int) -> None:
+    def __init__(self, redis: RedisClient, clock: Clock, *, limit: int, spool: Spool | None = None) -> None:
         self._redis = redis
         self._clock = clock
         self._limit = limit
+        self._spool = spool
         self._pending: dict[UUID, Settlement] = {}
         self._failed: dict[UUID, Settlement] = {}
         self._landed: deque[Settlement] = deque()
@@ -63,6 +82,11 @@ class Settlements:
     def waiting(self) -> int:
         """How many have not landed."""
         return len(self._pending)
+
+    @property
+    def unsafe(self) -> int:
+        """How many of them end with this process."""
+        return self.waiting - (self._spool.safe if self._spool is not None else 0)
 
     def submit(self, settlement: Settlement) -> None:
         self._pending[settlement.request_id] = settlement
@@ -88,7 +112,26 @@ class Settlements:
         return {settlement.shard for settlement in self._landed}
 
     async def run(self) -> None:
-        """Repeat what failed, for ever."""
+        """Repeat what failed, and settle what gateways that ended left on this host's disk, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._repeat_failed())
+            if self._spool is not None:
+                tasks.create_task(self._adopt(self._spool))
+
+    async def _adopt(self, spool: Spool) -> None:
+        while True:
+            try:
+                await spool.replay(self._replay)
+            except OSError as fault:
+                log.error("the spool of settlements cannot be read: %s", fault)
+            except Exception:
+                log.exception("the spool of settlements cannot be replayed; it is tried again")
+            await asyncio.sleep(_ADOPTION_S)
+
+    def _replay(self, record: Record) -> asyncio.Future[Any]:
+        return self._redis.run(SETTLE, record.keys, record.arguments)
+
+    async def _repeat_failed(self) -> None:
         wait = _FIRST_WAIT_S
         while True:
             await self._failing.wait()
@@ -100,10 +143,24 @@ class Settlements:
             self._back.clear()
             self._failing.clear()
             failed, self._failed = self._failed, {}
-            if failed:
-                await asyncio.wait([self._attempt(settlement) for settlement in failed.values()])
+            shards: dict[str, list[Settlement]] = {}
+            for settlement in failed.values():
+                shards.setdefault(settlement.shard, []).append(settlement)
+            await asyncio.gather(*map(self._repeat_shard, shards.values()))
             if not self._failed:
                 wait = _FIRST_WAIT_S
+
+    async def _repeat_shard(self, waiting: list[Settlement]) -> None:
+        """A few at a time for as long as Redis takes some: a long queue must not keep this process busy in vain."""
+        for at in range(0, len(waiting), _REPEATED_AT_ONCE):
+            batch = waiting[at : at + _REPEATED_AT_ONCE]
+            attempts = [self._attempt(settlement) for settlement in batch]
+            await asyncio.wait(attempts)
+            if all(isinstance(attempt.exception(), RedisUnavailable) for attempt in attempts):
+                for settlement in waiting[at + len(batch) :]:
+                    self._failed[settlement.request_id] = settlement
+                self._failing.set()
+                return
 
     async def drained(self) -> None:
         """Wait until none is pending."""
@@ -116,9 +173,10 @@ class Settlements:
 
     def _ended(self, settlement: Settlement, future: asyncio.Future[Any]) -> None:
         fault = future.exception()
-        if not settlement.attempted.done():
-            settlement.attempted.set_result(None)
         if fault is None:
+            settlement.end_attempt()
+            if self._spool is not None:
+                self._spool.landed(settlement.request_id)
             del self._pending[settlement.request_id]
             if not self._pending:
                 self._empty.set()
@@ -130,6 +188,13 @@ class Settlements:
             log.error("Redis refuses the settlement of %s; it is tried again: %s", settlement.request_id, fault)
         self._failed[settlement.request_id] = settlement
         self._failing.set()
+        if self._spool is None:
+            settlement.end_attempt()
+        else:
+            kept = self._spool.keep(settlement.record())
+            if not settlement.attempted.done():
+                kept.add_done_callback(settlement.end_attempt)
+                settlement.limit_attempt(_DISK_PATIENCE_S)
 
     def _forget_old(self) -> None:
         horizon = self._clock.monotonic() - _KEPT_S

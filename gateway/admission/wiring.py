@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.admission.service import Admission
 from gateway.billing.ledger_sums import PostgresSums
 from gateway.clock import Clock
 from gateway.settings import Settings
+
+MAX_UNSETTLED = 50_000
+"""About 100 MB; on disk, too, unless that fails."""
 
 
 def create_admission(settings: Settings, ledger: AsyncEngine, clock: Clock) -> Admission:
@@ -19,4 +24,6 @@ def create_admission(settings: Settings, ledger: AsyncEngine, clock: Clock) -> A
         renewal_s=settings.lease_renewal_s,
         timeout_s=settings.redis_timeout_s,
         ledger=PostgresSums(ledger),
+        max_unsettled=MAX_UNSETTLED,
+        spool_dir=Path(settings.spool_dir),
     )
