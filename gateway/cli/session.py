@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.admission.wiring import create_admission
 from gateway.billing.prices import PriceBook
-from gateway.billing.reports import InvalidRange
+from gateway.billing.report_query import InvalidReport
 from gateway.clock import Clock, SystemClock
 from gateway.db.engine import DatabaseUnavailable, create_engine
 from gateway.secret_key import SecretKey
@@ -65,7 +65,7 @@ def run(work: Callable[[Session], Awaitable[T]]) -> T:
 
     try:
         return asyncio.run(main())
-    except (ConfigurationError, InvalidRange) as fault:
+    except (ConfigurationError, InvalidReport) as fault:
         raise click.ClickException(str(fault)) from fault
     except DatabaseUnavailable as fault:
         raise click.ClickException(

@@ -10,7 +10,15 @@ from gateway.tenants.changes import find_tenant
 from gateway.tenants.key_changes import KeyChanges
 from gateway.tenants.limit_changes import LimitChanges
 from gateway.tenants.project_changes import ProjectChanges
-from gateway.tenants.specs import KeyChange, LimitChange, LimitSpec, TenantChange, TenantSettings, check_page
+from gateway.tenants.specs import (
+    KeyChange,
+    LimitChange,
+    LimitSpec,
+    TenantChange,
+    TenantSettings,
+    check_filter,
+    check_page,
+)
 from gateway.tenants.tenant_changes import TenantChanges
 
 __all__ = ["Actor", "Directory", "KeyChange", "LimitChange", "LimitSpec", "TenantChange", "TenantSettings"]
@@ -37,6 +45,8 @@ class Directory(TenantChanges, ProjectChanges, KeyChanges, LimitChanges):
     ) -> list[AuditRecord]:
         """The newest first; ``after``: those older than that entry. Raises UnknownTenant, ConfigurationError."""
         check_page(limit)
+        check_filter(kind)
+        check_filter(actor)
         async with transaction(self._engine) as connection:
             owner = None if tenant is None else (await find_tenant(connection, tenant)).id
             return await read_audit(connection, tenant_id=owner, kind=kind, actor=actor, after=after, limit=limit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zoneinfo
 from collections.abc import Collection, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -40,6 +40,8 @@ _MAX_TOKENS = 100_000_000
 _MAX_THRESHOLDS = 20
 _MAX_END_USER = 1000
 _MAX_URL = 2000
+_MAX_FILTER = 200
+_LONGEST_EXPIRY = timedelta(days=36_525)
 
 
 class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -156,6 +158,8 @@ def check_expiry(expires_at: datetime | None, now: datetime) -> datetime | None:
             raise ConfigurationError("an expiry needs a time zone: write 2027-01-01T00:00:00Z")
         if expires_at <= now:
             raise ConfigurationError("an expiry must lie in the future; revoke a key to end it now")
+        if expires_at - now > _LONGEST_EXPIRY:
+            raise ConfigurationError("an expiry lies within 100 years; leave it out for a key that never expires")
     return expires_at
 
 
@@ -165,10 +169,24 @@ def check_grace(grace_s: float) -> float:
     return grace_s
 
 
-def check_page(limit: int) -> int:
+def check_page(limit: int, after: str | None = None) -> int:
+    """``limit``, if a page may be so long, and ``after`` can be the name or id of what was last on the page before."""
     if not 1 <= limit <= MAX_PAGE:
         raise ConfigurationError(f"a page has between 1 and {MAX_PAGE} entries, not {limit}")
+    if after is not None and not is_name(after):
+        raise ConfigurationError("a page begins after the name or id of the last entry of the page before")
     return limit
+
+
+def check_filter(text: str | None) -> str | None:
+    """``text``, if Postgres can compare with it."""
+    try:
+        good = text is None or (len(text) <= _MAX_FILTER and b"\0" not in text.encode())
+    except UnicodeEncodeError:
+        good = False
+    if not good:
+        raise ConfigurationError(f"what is looked for is plain text of {_MAX_FILTER} characters at most")
+    return text
 
 
 def check_limit(spec: LimitSpec) -> LimitSpec:

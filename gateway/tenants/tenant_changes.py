@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import msgspec
@@ -74,7 +75,7 @@ class TenantChanges(Changes):
         self, *, after: str | None = None, limit: int = 100, archived: bool = False
     ) -> list[TenantRecord]:
         """By name, those after ``after``; with ``archived`` those too that are. Raises ConfigurationError."""
-        query = select(*TENANT_COLUMNS).order_by(tenants.c.name).limit(check_page(limit))
+        query = select(*TENANT_COLUMNS).order_by(tenants.c.name).limit(check_page(limit, after))
         if after is not None:
             query = query.where(tenants.c.name > after)
         if not archived:
@@ -175,7 +176,11 @@ async def _update(changing: Change, values: dict[str, Any]) -> TenantRecord:
 
 def _audited(record: TenantRecord) -> dict[str, Any]:
     values: dict[str, Any] = msgspec.to_builtins(record)
-    # Told by the generation that every change of a key raises, too: no part of what was changed.
+    # Every change of a key raises the generation, too: no part of what was changed.
     for name in ("webhook_secret", "generation"):
         del values[name]
+    if record.webhook_url is not None:
+        # Whoever knows the path of such a URL may often write to it.
+        parts = urlsplit(record.webhook_url)
+        values["webhook_url"] = f"{parts.scheme}://{parts.netloc}/..."
     return values

@@ -163,9 +163,8 @@ def test_limits_of_every_kind(penstock: Penstock, caller: Caller, acme: None) ->
     assert "no limits" in ok(penstock("limit", "list", "--tenant", "acme"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
+def test_what_cannot_be_is_told(penstock: Penstock, acme: None) -> None:
+    for arguments, word in (
         ("limit set --tenant acme", "at least one amount"),
         ("limit set --tenant acme --project web --key k --concurrent 1", "one subject"),
         ("limit set --tenant acme --end-user a --each-end-user --concurrent 1", "one subject"),
@@ -187,10 +186,8 @@ def test_limits_of_every_kind(penstock: Penstock, caller: Caller, acme: None) ->
         ("admin-key create --role king", "owner"),
         ("audit --limit 0", "--limit"),
         ("audit --tenant nobody", "nobody"),
-    ],
-)
-def test_what_cannot_be_is_told(penstock: Penstock, acme: None, arguments: str, word: str) -> None:
-    refused(penstock(*arguments.split()), word)
+    ):
+        refused(penstock(*arguments.split()), word)
 
 
 def test_keys_are_changed_and_rotated(penstock: Penstock, caller: Caller, acme: None) -> None:

@@ -122,9 +122,8 @@ async def test_partitions_are_read_through_their_table_alone(engine: AsyncEngine
             await connection.execute(text("SELECT * FROM usage_events_2026_05"))
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
+async def test_neither_secrets_nor_writing_are_granted(engine: AsyncEngine) -> None:
+    for query in (
         "SELECT salt FROM tenants",
         "SELECT webhook_secret FROM tenants",
         "SELECT secret_sha256 FROM api_keys",
@@ -133,12 +132,10 @@ async def test_partitions_are_read_through_their_table_alone(engine: AsyncEngine
         "DELETE FROM usage_events",
         "UPDATE limits SET amount = 1",
         "CREATE TABLE x (y integer)",
-    ],
-)
-async def test_neither_secrets_nor_writing_are_granted(engine: AsyncEngine, query: str) -> None:
-    with pytest.raises(Exception, match=r"permission denied|read-only"):
-        async with tenant_transaction(engine, ACME) as connection:
-            await connection.execute(text(query))
+    ):
+        with pytest.raises(Exception, match=r"permission denied|read-only"):
+            async with tenant_transaction(engine, ACME) as connection:
+                await connection.execute(text(query))
 
 
 async def test_the_next_transaction_of_the_connection_is_nobodys(database_url: str, engine: AsyncEngine) -> None:

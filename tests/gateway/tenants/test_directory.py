@@ -171,7 +171,10 @@ async def test_the_secret_of_a_webhook_is_shown_once_and_sealed(
     assert other.webhook_secret not in (None, created.webhook_secret)
     await directory.update_tenant(ACTOR, "acme", TenantChange(webhook_url=None))
     assert await sealed(created.id) is None
-    assert "whsec_" not in repr(await directory.list_audit())
+    audited = repr(await directory.list_audit())
+    assert "https://example.com/..." in audited
+    for hidden in ("whsec_", "/hook"):
+        assert hidden not in audited
     with pytest.raises(ConfigurationError, match="PENSTOCK_SECRET_KEY"):
         await Directory(engine, clock).create_tenant(ACTOR, "globex", settings=settings)
 
@@ -262,6 +265,15 @@ async def test_lists_come_in_pages(directory: Directory) -> None:
     for limit in (0, -1, 1001):
         with pytest.raises(ConfigurationError):
             await directory.list_tenants(limit=limit)
+    for odd in ("\x00", "\ud800", ""):
+        for call in (
+            directory.list_tenants(after=odd),
+            directory.list_projects("a", after=odd),
+            directory.list_keys(after=odd),
+            directory.list_admin_keys(after=odd),
+        ):
+            with pytest.raises(ConfigurationError):
+                await call
 
 
 async def test_what_is_unknown_is_named(directory: Directory) -> None:

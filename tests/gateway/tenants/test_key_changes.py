@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -41,9 +41,10 @@ async def test_keys_of_no_use_are_not_issued(directory: Directory, clock: Manual
     await directory.create_tenant(ACTOR, "acme")
     _, record = await directory.create_key(ACTOR, "acme", "k")
     naive = datetime(2027, 1, 1)  # noqa: DTZ001 - what is refused
+    far = datetime.max.replace(tzinfo=UTC)
     wrong: tuple[dict[str, Any], ...] = (
         *({"scopes": frozenset(scopes)} for scopes in (set(), {"admin"}, {"inference", "nonsense"})),
-        *({"expires_at": moment} for moment in (clock.now(), clock.now() - timedelta(days=1), naive)),
+        *({"expires_at": moment} for moment in (clock.now(), clock.now() - timedelta(days=1), naive, far)),
         {"allowed_models": frozenset({"a b"})},
         {"max_context_tokens": 0},
         {"max_output_tokens": -1},
@@ -102,6 +103,8 @@ async def test_keys_are_listed_oldest_first_by_tenant_and_project_in_pages(direc
     assert [(key.tenant_name, key.project_name) for key in made[2:4]] == [("acme", "web"), ("globex", "default")]
     assert await directory.list_keys(limit=2, after=made[2].public_id) == made[3:5]
     assert await directory.list_keys("acme", after=made[2].public_id) == []
+    with pytest.raises(ConfigurationError):
+        await directory.list_keys(project="web")
 
 
 async def test_grace_is_bounded(directory: Directory) -> None:
