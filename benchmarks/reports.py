@@ -77,6 +77,7 @@ FROM (
     ) draws
 ) drawn
 """
+# In the order of time, in which a ledger grows.
 ROLLUPS = """
 INSERT INTO usage_rollup (bucket, tenant_id, project_id, key_id, route, backend, status, requests, prompt_tokens,
     completion_tokens, cached_tokens, cache_write_tokens, reasoning_tokens, images, compute_us, charged_nano_usd,
@@ -85,7 +86,7 @@ SELECT date_bin('15 minutes', admitted_at, '2000-01-01 00:00+00'), tenant_id, pr
     coalesce(backend, ''), status, count(*), sum(prompt_tokens), sum(completion_tokens), sum(cached_tokens),
     sum(cache_write_tokens), sum(reasoning_tokens), sum(images), sum(compute_us), sum(charged_nano_usd),
     sum(cost_nano_usd)
-FROM usage_events GROUP BY 1, 2, 3, 4, 5, 6, 7
+FROM usage_events GROUP BY 1, 2, 3, 4, 5, 6, 7 ORDER BY 1
 """
 
 

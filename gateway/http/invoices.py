@@ -56,7 +56,7 @@ def invoice_handlers(tenants: Tenants, engine: AsyncEngine, clock: Clock) -> lis
         wanted = request.accept.best_match(["application/json", "text/html"]) if format is None else f"text/{format}"
         answer: Response[Any]
         if wanted == "text/html":
-            answer = Response(invoice_page(made), media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)
+            answer = Response(invoice_page(made), media_type="text/html", headers=_PAGE_HEADERS)
         else:
             answer = Response(msgspec.json.encode(made), media_type="application/json", headers={"vary": "accept"})
         return answer
