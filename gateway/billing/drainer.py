@@ -9,20 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import cast
+from hashlib import sha1
+from importlib import resources
 from uuid import UUID
 
-import redis.asyncio
 import structlog
-from redis.asyncio.lock import Lock
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import LockError, RedisError
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.admission import keys
+from gateway.admission.redis import RedisError, RedisUnavailable, Script, create_redis
 from gateway.billing.entries import MAX_KEY_TEXT, BadEntry, Entry, raw_of, read_entry, revision_of
 from gateway.billing.ledger import (
     ROW_FAULTS,
@@ -34,6 +30,7 @@ from gateway.billing.ledger import (
     record_refusals,
 )
 from gateway.billing.retention import drop_old_months
+from gateway.billing.shard_lock import LockLost, ShardLock
 from gateway.clock import Clock
 from gateway.db.engine import DatabaseUnavailable, transaction
 from gateway.db.partitions import month_of, months_ahead
@@ -49,9 +46,17 @@ MAINTENANCE_RETRY_S = 60.0
 MONTHS_AHEAD = 2
 SHARDS_AT_ONCE = 4
 
-_SCRIPTS = Path(__file__).parent
 _log = structlog.get_logger(__name__)
 RawEntry = tuple[bytes, Mapping[bytes, bytes]]
+
+
+def _script(name: str) -> Script:
+    source = resources.files("gateway.billing").joinpath(f"{name}.lua").read_bytes()
+    return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode())
+
+
+TAKE_REFUSALS = _script("take_refusals")
+FORGET_REFUSALS = _script("forget_refusals")
 
 
 class Drainer:
@@ -75,15 +80,7 @@ class Drainer:
         self._clock = clock
         self._interval_s = interval_s
         self._keep_months = keep_months
-        self._redis = redis.asyncio.Redis.from_url(
-            redis_url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            # Once, for a connection that a restart of Redis left dead; the next pass is the real retry.
-            retry=Retry(NoBackoff(), 1),
-        )
-        self._take_refusals = self._redis.register_script((_SCRIPTS / "take_refusals.lua").read_text())
-        self._forget_refusals = self._redis.register_script((_SCRIPTS / "forget_refusals.lua").read_text())
+        self._redis = create_redis(redis_url, timeout_s=timeout_s, name="penstock-drainer")
         self._lanes = asyncio.Semaphore(SHARDS_AT_ONCE)
         self._months: set[datetime] = set()
         self._maintained_at = float("-inf")
@@ -109,10 +106,10 @@ class Drainer:
                     await task
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self.drain_once()
-        except (DatabaseUnavailable, RedisError, OSError, TimeoutError) as fault:
+        except (DatabaseUnavailable, RedisUnavailable, RedisError, LockLost, OSError, TimeoutError) as fault:
             _log.warning("last_drain_failed", error=repr(fault))
         finally:
-            await self._redis.aclose()
+            await self._redis.close()
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -141,7 +138,7 @@ class Drainer:
                 if failures:
                     _log.info("drain_recovered", failures=failures)
                 failures = 0
-            except (DatabaseUnavailable, RedisError, OSError) as fault:
+            except (DatabaseUnavailable, RedisUnavailable, RedisError, LockLost, OSError) as fault:
                 failures += 1
                 if failures == 1:
                     _log.warning("drain_failed", error=repr(fault))
@@ -158,8 +155,8 @@ class Drainer:
     async def drain_once(self) -> int:
         """Move everything that is there now, except in shards that another replica is draining.
 
-        Returns how many entries left Redis. Raises DatabaseUnavailable or RedisError; then nothing is lost, and what
-        was moved before stays moved.
+        Returns how many entries left Redis. Raises DatabaseUnavailable, RedisUnavailable, RedisError or LockLost; then
+        nothing is lost, what was moved before stays moved, and the shards that could be drained were.
         """
         try:
             await self._maintain()
@@ -167,19 +164,25 @@ class Drainer:
             # What it makes ahead, a row that needs it makes for itself.
             _log.exception("maintenance_failed")
             self._maintained_at = self._clock.monotonic() - MAINTENANCE_S + MAINTENANCE_RETRY_S
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for shard in keys.ALL_SHARDS:
-                pipe.exists(keys.usage(shard), keys.refusals(shard), _refusal_batch(shard))
-            waiting = [shard for shard, found in zip(keys.ALL_SHARDS, await pipe.execute(), strict=True) if found]
+        found = await asyncio.gather(
+            *(
+                self._redis.issue("EXISTS", keys.usage(shard), keys.refusals(shard), _refusal_batch(shard))
+                for shard in keys.ALL_SHARDS
+            ),
+            return_exceptions=True,
+        )
+        waiting = [
+            shard for shard, number in zip(keys.ALL_SHARDS, found, strict=True) if isinstance(number, int) and number
+        ]
         results = await asyncio.gather(*map(self._drain_shard, waiting), return_exceptions=True)
-        for result in results:
+        for result in (*results, *found):
             if isinstance(result, BaseException):
                 raise result
         return sum(result for result in results if isinstance(result, int))
 
     async def _drain_shard(self, shard: str) -> int:
         async with self._lanes:
-            lock = self._redis.lock(f"{shard}:drainer", timeout=LOCK_LEASE_S, blocking=False, thread_local=False)
+            lock = ShardLock(self._redis, f"{shard}:drainer", lease_s=LOCK_LEASE_S)
             if not await lock.acquire():
                 return 0
             try:
@@ -187,24 +190,24 @@ class Drainer:
                 await self._drain_refusals(shard)
                 return drained
             finally:
-                await _release(lock)
+                await lock.release()
 
-    async def _drain_events(self, shard: str, lock: Lock) -> int:
+    async def _drain_events(self, shard: str, lock: ShardLock) -> int:
         drained = 0
         while batch := await self._read(shard):
             await self._write(shard, batch)
             drained += await self._acknowledge(shard, batch)
             if len(batch) < BATCH:
                 break
-            await lock.reacquire()
+            await lock.extend()
         return drained
 
     async def _read(self, shard: str) -> list[RawEntry]:
-        # The client does not decode, so that keys and values are bytes.
-        return cast("list[RawEntry]", await self._redis.xrange(keys.usage(shard), count=BATCH))
+        entries = await self._redis.command("XRANGE", keys.usage(shard), "-", "+", "COUNT", BATCH)
+        return [(entry_id, dict(zip(flat[::2], flat[1::2], strict=True))) for entry_id, flat in entries]
 
     async def _acknowledge(self, shard: str, batch: list[RawEntry]) -> int:
-        return int(await self._redis.xdel(keys.usage(shard), *(entry_id for entry_id, _ in batch)))
+        return int(await self._redis.command("XDEL", keys.usage(shard), *(entry_id for entry_id, _ in batch)))
 
     async def _write(self, shard: str, batch: list[RawEntry]) -> None:
         entries: list[Entry] = []
@@ -237,7 +240,7 @@ class Drainer:
             await bury(connection, shard, entry_id, raw, revision, error)
 
     async def _drain_refusals(self, shard: str) -> None:
-        flat = await self._take_refusals(keys=[keys.refusals(shard), _refusal_batch(shard)], args=[str(uuid7())])
+        flat = await self._redis.run(TAKE_REFUSALS, (keys.refusals(shard), _refusal_batch(shard)), (str(uuid7()),))
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
         if not fields:
             return
@@ -251,7 +254,10 @@ class Drainer:
                 _log.error("refusal_count_set_aside", shard=shard, field=repr(field[:500]), error=repr(fault))
         async with transaction(self._engine, timeout_s=WRITE_TIMEOUT_S) as connection:
             await record_refusals(connection, UUID(batch), counts)
-        await self._forget_refusals(keys=[_refusal_batch(shard)], args=[batch])
+        await self._forget_refusals(shard, batch)
+
+    async def _forget_refusals(self, shard: str, batch: str) -> None:
+        await self._redis.run(FORGET_REFUSALS, (_refusal_batch(shard),), (batch,))
 
     async def _maintain(self) -> None:
         """Once an hour: partitions for the months to come, and no marks of batches long forgotten."""
@@ -281,11 +287,3 @@ def _refusal_key(field: str) -> tuple[datetime, UUID, str, str]:
     if not (begin.isascii() and begin.isdigit() and len(begin) <= 10):
         raise ValueError("the quarter hour is not a number of seconds")
     return datetime.fromtimestamp(int(begin), UTC), UUID(tenant_id), key_id, reason
-
-
-async def _release(lock: Lock) -> None:
-    try:
-        await lock.release()
-    except (LockError, RedisError) as fault:
-        # Its lease ran out, or will: either way another drainer may go on.
-        _log.debug("drain_lock_not_released", error=repr(fault))

@@ -16,9 +16,8 @@ import msgspec
 import redis.asyncio
 import redis.exceptions
 import structlog
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
+from gateway.redis_url import asyncio_client
 from gateway.routing.route import Endpoint
 from worker.protocol.fleet import WorkerRecord
 
@@ -50,16 +49,7 @@ class Registry:
         self.ttl_s = ttl_s
         self._refresh_s = refresh_s
         self._timeout_s = timeout_s
-        pool = redis.asyncio.BlockingConnectionPool.from_url(
-            redis_url,
-            max_connections=CONNECTIONS,
-            timeout=timeout_s,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            # Once, for a connection that a restart of Redis left dead.
-            retry=Retry(NoBackoff(), 1),
-        )
-        self._redis: redis.asyncio.Redis = redis.asyncio.Redis.from_pool(pool)
+        self._redis = asyncio_client(redis_url, timeout_s=timeout_s, max_connections=CONNECTIONS)
         self._records: dict[str, WorkerRecord] = {}
         self._endpoints: dict[str, list[Endpoint]] = {}
         self._changes = 0

@@ -188,8 +188,8 @@ async def test_two_drainers_at_once_write_each_row_once(
     monkeypatch.setattr(drainer_module, "BATCH", 20)
     drainers = [Drainer(engine, redis_url, clock) for _ in range(3)]
     # Without their lock, as when its lease ran out under each of them.
-    monkeypatch.setattr(drainer_module.Lock, "acquire", _always)
-    monkeypatch.setattr(drainer_module.Lock, "reacquire", _always)
+    monkeypatch.setattr(drainer_module.ShardLock, "acquire", _always)
+    monkeypatch.setattr(drainer_module.ShardLock, "extend", _always)
     stream.add_all(usage_event(tenant_id=UUID(int=number % 5)) for number in range(150))
     drained = await asyncio.gather(*(drainer.drain_once() for drainer in drainers))
     assert sum(drained) == 150
