@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import TextClause, delete, func, select, text, tuple_, update
+from sqlalchemy import Column, Table, delete, func, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DataError, IntegrityError, OperationalError
@@ -27,23 +27,24 @@ _KEY = ("bucket", "tenant_id", "project_id", "key_id", "route", "backend", "stat
 Key = tuple[datetime, UUID, UUID, str, str, str, str]
 
 
-def _insert_events() -> TextClause:
-    """One parameter, whatever the size of the batch, which costs a fraction of what a parameter for each value does.
+def _from_json(table: Table, columns: Sequence[Column[Any]]) -> str:
+    """The begin of an insert whose rows come as JSON, sorted, so that two batches take their locks in one order.
 
-    The rows arrive sorted by key, so that two batches take their locks in one order.
+    One parameter, whatever the size of the batch, costs a fraction of what a parameter for each value does.
     """
     dialect = make_url("postgresql+psycopg://").get_dialect()()
-    columns = [column for column in usage_events.columns if column.name != "recorded_at"]
     names = ", ".join(column.name for column in columns)
     types = ", ".join(f"{column.name} {column.type.compile(dialect)}" for column in columns)
-    return text(
-        f"INSERT INTO usage_events ({names}) "
-        f"SELECT {names} FROM json_to_recordset(CAST(:batch AS json)) AS event ({types}) "
-        "ON CONFLICT DO NOTHING RETURNING request_id, admitted_at"
+    return (
+        f"INSERT INTO {table.name} AS kept ({names}) "
+        f"SELECT {names} FROM json_to_recordset(CAST(:batch AS json)) AS batch ({types}) "
     )
 
 
-_INSERT_EVENTS = _insert_events()
+_INSERT_EVENTS = text(
+    _from_json(usage_events, [column for column in usage_events.columns if column.name != "recorded_at"])
+    + "ON CONFLICT DO NOTHING RETURNING request_id, admitted_at"
+)
 
 
 def cause_of(fault: Exception) -> str:
@@ -84,6 +85,11 @@ class _Sums:
 
 
 _SUMS = tuple(field.name for field in fields(_Sums))
+_ADD_TO_ROLLUP = text(
+    _from_json(usage_rollup, [usage_rollup.c[name] for name in (*_KEY, *_SUMS)])
+    + f"ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET "
+    + ", ".join(f"{name} = kept.{name} + excluded.{name}" for name in _SUMS)
+)
 
 
 class _Differences:
@@ -105,9 +111,9 @@ class _Differences:
         self._sums.setdefault(key, _Sums()).add(row, sign)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Sorted by key, so that two batches take the rows' locks in one order."""
+        """Sorted by key, so that two batches take the rows' locks in one order. Sums are text: they may be large."""
         return [
-            dict(zip(_KEY, key, strict=True)) | dict(zip(_SUMS, astuple(sums), strict=True))
+            dict(zip(_KEY, key, strict=True)) | dict(zip(_SUMS, map(str, astuple(sums)), strict=True))
             for key, sums in sorted(self._sums.items())
             if any(astuple(sums))
         ]
@@ -145,11 +151,7 @@ async def record(connection: AsyncConnection, entries: Sequence[Entry]) -> int:
             known.append(entry)
     revised = await _revise(connection, known, differences) if known else 0
     if rows := differences.rows():
-        statement = insert(usage_rollup)
-        added = {name: usage_rollup.c[name] + statement.excluded[name] for name in _SUMS}
-        await connection.execute(
-            statement.on_conflict_do_update(index_elements=[usage_rollup.c[name] for name in _KEY], set_=added), rows
-        )
+        await connection.execute(_ADD_TO_ROLLUP, {"batch": msgspec.json.encode(rows).decode()})
     return len(inserted) + revised
 
 
