@@ -1,8 +1,8 @@
 """What an admission and its settlement cost the gateway: ``python benchmarks/admission.py [--check]``.
 
 One tenant with eight limits (requests and tokens per minute, hour and day, slots, a budget), on a real Redis: an
-embedded one, or the one that ``--redis`` names, in which the tenants stay. At 1 and at 64 requests at a time: CPU time of
-this process for an admission and its settlement, and how often Redis was asked. The same is done through redis-py's
+embedded one, or the one that ``--redis`` names, in which the tenants stay. At 1 and at 64 requests at a time: CPU time
+of this process for an admission and its settlement, and how often Redis was asked. The same is done through redis-py's
 asyncio client, for comparison, by the same code but for the client.
 """
 

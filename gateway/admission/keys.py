@@ -8,8 +8,8 @@
 ``{sNN}:tenant:<id>:<counter>``   one counter, named ``<kind>:<window>:<subject>:<target>`` (below)
 ``{sNN}:request:<id>``            hash: a reservation, with the counters it was taken from; later its tombstone
 ``{sNN}:leases``                  sorted set: all running requests of the shard by the end of their lease in ms
-``{sNN}:usage``                   stream: ``event`` (JSON of a UsageEvent), ``revision`` (1 or 2), ``again`` (1, where
-                                  no reservation was found)
+``{sNN}:usage``                   stream: ``event`` (JSON of a UsageEvent), ``revision`` (1; 2 of what may be
+                                  settled already), ``again`` (1, where no reservation was found)
 ``{sNN}:alerts``                  stream: ``alert`` (JSON): a budget's threshold was crossed
 ``{sNN}:refusals``                hash: counts by ``<tenant id>|<key id>|<metric>|<begin of the quarter hour>``,
                                   the last in Unix seconds

@@ -125,8 +125,10 @@ class Leases:
             reply = await self._redis.run(RENEW, (keys.epoch(shard), keys.leases(shard)), arguments)
             for saved in kept:
                 saved()
-            missing = {UUID(request_id.decode()) for request_id in reply[1:]}
-            await self._restore([ticket for ticket in batch if ticket.request_id in missing])
+            told = {request_id.decode() for request_id in reply[1:]}
+            for ticket in batch:
+                ticket.resumed = ticket.resumed or f"+{ticket.request_id}" in told
+            await self._restore([ticket for ticket in batch if str(ticket.request_id) in told])
             await self._note_epoch(shard, reply[0])
 
     async def _note_epoch(self, shard: str, epoch: bytes) -> None:
@@ -143,7 +145,7 @@ class Leases:
     async def _restore(self, tickets: Collection[Ticket]) -> None:
         calls = []
         for ticket in tickets:
-            if ticket.request_id not in self._live:
+            if ticket.request_id not in self._live or ticket.resumed:
                 continue  # settled meanwhile, and a settlement needs no reservation
             row, spelled = ticket.abandoned(), keys.of_tenant(ticket.principal.tenant_id)
             calls.append(

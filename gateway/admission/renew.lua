@@ -5,7 +5,8 @@
 --       then for each request: id, tenant id, usage event (JSON; '' if nothing changed), charged so far in nano-USD,
 --       tokens so far
 -- Replies
---   epoch ('' if there is none), then the ids that Redis knows nothing of
+--   epoch ('' if there is none), then the ids that Redis knows nothing of, and with a + before them those that the
+--   janitor has settled
 --
 -- The keys of tenants and requests are made here from the prefix; they bear the shard's hash tag like those in KEYS.
 
@@ -30,7 +31,9 @@ for at = 4, #ARGV, 5 do
         end
       end
     end
-    if held[1] == 'open' and event ~= '' then
+    if held[1] ~= 'open' then
+      reply[#reply + 1] = '+' .. id
+    elseif event ~= '' then
       redis.call('HSET', reservation, 'event', event, 'charged', ARGV[at + 3], 'used', ARGV[at + 4])
     end
   end

@@ -47,5 +47,5 @@ redis.call('ZADD', KEYS[4], expiry, id)
 redis.call('DEL', KEYS[3])
 redis.call('HSET', KEYS[3], 'state', 'open', 'tenant', ARGV[4], 'admitted', ARGV[5], 'bound', ARGV[6],
   'tokens', ARGV[7], 'counters', cmsgpack.pack(counters), 'who', ARGV[13], 'user', user, 'charged', ARGV[8],
-  'used', ARGV[9], 'event', ARGV[10])
+  'used', ARGV[9], 'event', ARGV[10], 'restored', '1')
 return { 'RESTORED' }

@@ -13,12 +13,13 @@
 --
 -- Without a reservation Redis was emptied since the admission, or was away at it. A counter may then have been built
 -- from a ledger that has this event already, so it is given up, and the next admission builds it anew; the event says
--- `again`, for those who are building at this moment.
+-- `again`, for those who are building at this moment. Whether the janitor settled it before Redis was emptied nobody
+-- knows any more; so that this is what stays in the ledger, it is revision 2.
 
 local id, event = ARGV[2], ARGV[7]
 local charged, used, now = tonumber(ARGV[5]), tonumber(ARGV[6]), time(ARGV[1])
 local held = redis.call('HMGET', KEYS[3], 'state', 'by', 'admitted', 'bound', 'tokens', 'charged', 'used', 'counters',
-  'user')
+  'user', 'restored')
 local state = held[1]
 if state == 'withdrawn' and event ~= '' then
   state = false -- served unreserved, while Redis was away
@@ -69,13 +70,9 @@ if event == '' then
   redis.call('PEXPIRE', KEYS[3], ARGV[9])
   return { 'WITHDRAWN' }
 end
-local revision = state == 'settled' and 2 or 1
+local revision = state == 'open' and not held[10] and 1 or 2
 redis.call('HINCRBY', KEYS[1], 'settlements', 1)
-if state then
-  redis.call('XADD', KEYS[5], '*', 'event', event, 'revision', text(revision))
-else
-  redis.call('XADD', KEYS[5], '*', 'event', event, 'revision', '1', 'again', '1')
-end
+redis.call('XADD', KEYS[5], '*', 'event', event, 'revision', text(revision), unpack(state and {} or { 'again', '1' }))
 redis.call('HSET', KEYS[3], 'state', 'settled', 'by', 'gateway')
 redis.call('PEXPIRE', KEYS[3], ARGV[9])
 return { 'SETTLED', revision }

@@ -4,7 +4,7 @@
 -- ARGV  1 clock offset in ms  2 prefix of the shard's keys
 -- Reply: now, epoch or '', settlements, id of the stream's last entry, budgets, windows, slots, requests. Each is a list:
 --   budgets   counter, start, end, spent, reserved, limit's id
---   windows   counter, what the last 60 buckets and the running one hold
+--   windows   counter, what the last 60 buckets and the running one hold; but those that are to be built anew
 --   slots     counter, list of id, end of the lease, id, end of the lease...; the tenant's own first, as `c::tenant:`
 --   requests  id, state, by, admitted, bound, tokens, charged, used, end user, project, key, route
 --
@@ -12,6 +12,7 @@
 
 local tenant, now = KEYS[1], time(ARGV[1])
 local budgets, windows, slots, requests = {}, {}, {}, {}
+local epoch = redis.call('GET', KEYS[3])
 local live = redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')
 slots[1] = { 'c::tenant:', live }
 for at = 1, #live, 2 do
@@ -37,15 +38,19 @@ for _, counter in ipairs(redis.call('ZRANGE', tenant .. ':counters', 0, -1)) do
   elseif kind == 'c' then
     slots[#slots + 1] = { counter, redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') }
   else
-    local first, sum = math.floor(now / WIDTH[window]) - BUCKETS, 0
+    local first, sum, fields = math.floor(now / WIDTH[window]) - BUCKETS, 0, {}
     local held = redis.call('HGETALL', key)
     for at = 1, #held, 2 do
       local bucket = tonumber(held[at])
+      fields[held[at]] = held[at + 1]
       if bucket and bucket >= first then
         sum = sum + tonumber(held[at + 1])
       end
     end
-    windows[#windows + 1] = { counter, text(sum) }
+    local old = epoch and now - tonumber(epoch) >= (BUCKETS + 1) * WIDTH[window]
+    if fields['limit'] and epoch and (fields['epoch'] == epoch or old) then
+      windows[#windows + 1] = { counter, text(sum) }
+    end
   end
 end
 local last = '0-0'
@@ -58,4 +63,4 @@ if redis.call('EXISTS', KEYS[4]) == 1 then
   end
 end
 local settlements = redis.call('HGET', tenant, 'settlements') or '0'
-return { now, redis.call('GET', KEYS[3]) or '', tonumber(settlements), last, budgets, windows, slots, requests }
+return { now, epoch or '', tonumber(settlements), last, budgets, windows, slots, requests }

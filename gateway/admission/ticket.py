@@ -113,6 +113,8 @@ class Ticket:
         """``x-ratelimit-*`` for the answer; empty without limits on either."""
         self.event: UsageEvent | None = None
         """The settled row, once ``settle`` was called."""
+        self.resumed = False
+        """The janitor has settled it already, as this gateway has learned since: its settlement will be a revision."""
         self._clock = clock
         self._submit = submit
         self._begun = clock.monotonic()
