@@ -17,12 +17,14 @@ from gateway.admission.wiring import create_admission
 from gateway.backends.fleet_worker import FleetWorker
 from gateway.backends.relay import Relay, TimeLimits
 from gateway.backends.transport import Transport
+from gateway.billing.dead import DeadEvents
 from gateway.billing.drainer import Drainer
 from gateway.billing.prices import PriceBook
 from gateway.billing.reports import end_user_hasher
 from gateway.clock import Clock, SystemClock
 from gateway.db.engine import create_engine, transaction
 from gateway.db.migrate import check_schema
+from gateway.http.admin.router import admin_router
 from gateway.http.errors import EXCEPTION_HANDLERS
 from gateway.http.fleet import fleet_handlers
 from gateway.http.health import health_handlers
@@ -39,6 +41,7 @@ from gateway.routing.registry import Registry
 from gateway.secret_key import SecretKey
 from gateway.settings import Settings, SettingsError
 from gateway.tenants.catalog import Catalog
+from gateway.tenants.directory import Directory
 from gateway.tenants.service import Tenants
 from gateway.tokens.counter import PromptCounter
 
@@ -81,6 +84,9 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         keep_months=settings.ledger_retention_months,
     )
     secret_key = SecretKey(settings.secret_key)
+    directory = Directory(
+        engine, clock, secret_key=secret_key, announce=admission.announce_generation, forget=tenants.forget
+    )
     idempotency_redis = create_redis(
         settings.redis_url,
         timeout_s=settings.redis_timeout_s,
@@ -129,6 +135,15 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             *usage_handlers(tenants, reports_engine, hash_end_user),
             *tenant_usage_handlers(tenants, reports_engine, hash_end_user),
             *invoice_handlers(tenants, reports_engine, clock),
+            admin_router(
+                tenants=tenants,
+                directory=directory,
+                catalog=catalog,
+                prices=prices,
+                dead=DeadEvents(engine, clock),
+                engine=reports_engine,
+                body_timeout_s=settings.body_timeout_s,
+            ),
             *fleet_handlers(registry, catalog, fleet_token=settings.fleet_token),
             *health_handlers(
                 {"postgres": postgres_answers, "schema": schema_is_current, "redis": registry.refresh},
@@ -146,7 +161,12 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             render_plugins=[ScalarRenderPlugin(version=SCALAR_VERSION, css_url="data:text/css,", favicon="", path="/")],
             components=Components(
                 security_schemes={
-                    "key": SecurityScheme(type="http", scheme="bearer", description="An API key, `sk-penstock-...`.")
+                    "key": SecurityScheme(type="http", scheme="bearer", description="An API key, `sk-penstock-...`."),
+                    "admin_key": SecurityScheme(
+                        type="http",
+                        scheme="bearer",
+                        description="An administrator's key: `penstock admin-key create` issues the first.",
+                    ),
                 }
             ),
             security=[{"key": []}],

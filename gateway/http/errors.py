@@ -6,7 +6,7 @@ Problem details: RFC 9457.
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -19,6 +19,14 @@ from gateway.billing.report_query import InvalidReport, NotFound
 from gateway.db.engine import DatabaseUnavailable
 from gateway.ids import uuid7
 from gateway.routing.registry import RegistryUnavailable
+from gateway.tenants.records import (
+    AlreadyExists,
+    ConfigurationError,
+    NotAllowed,
+    StateConflict,
+    Unknown,
+    VersionConflict,
+)
 from worker.protocol.errors import ApiError, server_error
 
 _log = structlog.get_logger("gateway.http")
@@ -27,13 +35,16 @@ AnyRequest = Request[Any, Any, Any]
 
 
 class Problem(Exception):
-    """An error answer of the admin and internal APIs; ``detail`` says the remedy."""
+    """An error answer of the admin and internal APIs; ``detail`` says the remedy, ``field`` what is at fault."""
 
-    def __init__(self, status: int, detail: str, *, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, detail: str, *, headers: dict[str, str] | None = None, field: str | None = None
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
         self.headers = headers or {}
+        self.field = field
 
 
 def _speaks_openai(request: AnyRequest) -> bool:
@@ -49,7 +60,14 @@ def _answer(
         kind = "invalid_request_error" if status < 500 else "server_error"
         body = ApiError(status, message, type=kind, param=param, code=code).encode()
         return Response(body, status_code=status, headers=headers, media_type="application/json")
-    problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": message}
+    problem: dict[str, Any] = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": message,
+    }
+    if param is not None:
+        problem["errors"] = [{"field": param, "detail": message}]
     return Response(
         msgspec.json.encode(problem), status_code=status, headers=headers, media_type="application/problem+json"
     )
@@ -61,7 +79,7 @@ def _api_error(request: AnyRequest, error: ApiError) -> Response[bytes]:
 
 
 def _problem(request: AnyRequest, problem: Problem) -> Response[bytes]:
-    return _answer(request, problem.status, problem.detail, None, problem.headers)
+    return _answer(request, problem.status, problem.detail, None, problem.headers, problem.field)
 
 
 def _http_exception(request: AnyRequest, exception: HTTPException) -> Response[bytes]:
@@ -96,6 +114,20 @@ def _invalid_report(request: AnyRequest, fault: InvalidReport) -> Response[bytes
     return _answer(request, status, message, code, {}, fault.parameter)
 
 
+def _configuration_error(request: AnyRequest, fault: ConfigurationError) -> Response[bytes]:
+    """A change that cannot be made: by whom, of what, in which state, or as it was asked for."""
+    if isinstance(fault, VersionConflict):
+        headers = {} if fault.found is None else {"etag": f'"{fault.found}"'}
+        message = (
+            f"The {fault.kind} {fault.target!r} is not as 'if-match' says; 'etag' tells its present state. Read it "
+            "again and repeat the change."
+        )
+        return _answer(request, 412, message, "precondition_failed", headers)
+    status = next((status for kind, status in _STATUSES if isinstance(fault, kind)), 400)
+    message = str(fault)
+    return _answer(request, status, f"{message[:1].upper()}{message[1:]}.", None, {})
+
+
 def _services_away(request: AnyRequest, fault: Exception) -> Response[bytes]:
     message = "The gateway cannot reach its own services at the moment. Try again shortly."
     return _answer(request, 503, message, "service_unavailable", {"retry-after": "1"})
@@ -108,10 +140,17 @@ def _crashed(request: AnyRequest, exception: Exception) -> Response[bytes]:
     return _answer(request, 500, error.body.message, error.body.code, {"x-request-id": request_id})
 
 
+_STATUSES: Final[tuple[tuple[type[ConfigurationError], int], ...]] = (
+    (NotAllowed, 403),
+    (Unknown, 404),
+    (AlreadyExists, 409),
+    (StateConflict, 409),
+)
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {
     ApiError: _api_error,
     Problem: _problem,
     InvalidReport: _invalid_report,
+    ConfigurationError: _configuration_error,
     HTTPException: _http_exception,
     DatabaseUnavailable: _services_away,
     RedisUnavailable: _services_away,

@@ -20,6 +20,13 @@ PROBLEM: Final = Schema(
         "title": _TEXT,
         "status": Schema(type=OpenAPIType.INTEGER),
         "detail": Schema(type=OpenAPIType.STRING, description="What is wrong, and what to do about it."),
+        "errors": Schema(
+            type=OpenAPIType.ARRAY,
+            description="The fields or parameters at fault.",
+            items=Schema(
+                type=OpenAPIType.OBJECT, required=["field", "detail"], properties={"field": _TEXT, "detail": _TEXT}
+            ),
+        ),
     },
 )
 ADMIN_ERRORS: Final = {

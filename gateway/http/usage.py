@@ -57,6 +57,7 @@ def usage_handlers(
         operation_id="reportUsage",
         operation_class=operation(ADMIN_ERRORS, media_types=("text/csv",)),
         summary="Report usage and cost",
+        security=[{"admin_key": []}],
         tags=["Administration"],
     )
     async def report(

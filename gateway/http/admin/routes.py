@@ -1,0 +1,175 @@
+"""``/routes``: the models that tenants can ask for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import msgspec
+from litestar import Response, delete, get, patch, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.spec import Example
+from litestar.params import PathParameter
+from msgspec import UNSET, Meta, UnsetType
+
+from gateway.http.admin.gate import AnyRequest, actor_of
+from gateway.http.admin.resource import (
+    After,
+    Body,
+    IfMatch,
+    Name,
+    Page,
+    PageSize,
+    documented,
+    expected_version,
+    given,
+    name_cursor,
+    page_of,
+    single,
+)
+from gateway.routing.route import Route, UnpricedPolicy
+from gateway.tenants.catalog import Catalog, RouteChange
+from gateway.tenants.principal import LONGEST_REQUEST_S
+
+RouteName = Annotated[
+    str,
+    PathParameter(
+        description="Name of the route.", examples=[Example(summary="A name", value="smollm2-135m-instruct")]
+    ),
+]
+Tokens = Annotated[int, Meta(ge=1, le=100_000_000)]
+Seconds = Annotated[float, Meta(gt=0, le=LONGEST_REQUEST_S, description="Wall-clock limit of one request.")]
+Tokenizer = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9_]{1,50}$",
+        description="Encoding that counts prompts, as o200k_base, or `backend`; null: bounded by their bytes.",
+    ),
+]
+DEFAULT_OUTPUT_TOKENS = 512
+DEFAULT_TIMEOUT_S = 300.0
+
+
+class RouteView(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    """What tenants put in ``model``."""
+    pool: str
+    backend_model: str
+    """What is sent to the backend as ``model``."""
+    context_length: int
+    default_output_tokens: int
+    max_output_tokens: int
+    timeout_s: float
+    unpriced: UnpricedPolicy
+    tokenizer: str | None
+    version: int
+    """As in the ``ETag``."""
+
+
+class NewRoute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Name
+    pool: Name
+    context_length: Tokens
+    """Most tokens of prompt and output together."""
+    backend_model: Name | None = None
+    """Null: as the route."""
+    default_output_tokens: Tokens | None = None
+    """When a request names no cap. Null: 512, or the largest cap if that is less."""
+    max_output_tokens: Tokens | None = None
+    """Largest cap. Null: the context length."""
+    timeout_s: Seconds = DEFAULT_TIMEOUT_S
+    unpriced: UnpricedPolicy = "refuse"
+    """While no price is in force: refuse requests, or serve them, charge nothing and mark their rows so."""
+    tokenizer: Tokenizer | None = None
+
+
+class RoutePatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is left out stays."""
+
+    pool: Name | UnsetType = UNSET
+    backend_model: Name | UnsetType = UNSET
+    context_length: Tokens | UnsetType = UNSET
+    default_output_tokens: Tokens | UnsetType = UNSET
+    max_output_tokens: Tokens | UnsetType = UNSET
+    timeout_s: Seconds | UnsetType = UNSET
+    unpriced: UnpricedPolicy | UnsetType = UNSET
+    tokenizer: Tokenizer | UnsetType | None = UNSET
+
+
+_EXAMPLE = {"name": "small", "pool": "smollm2", "backend_model": "smollm2-135m-instruct", "context_length": 8192}
+
+
+def route_handlers(catalog: Catalog) -> list[HTTPRouteHandler]:
+    @get("/routes", operation_id="listRoutes", operation_class=documented(), summary="List routes, by name")
+    async def list_(limit: PageSize = 100, after: After = None) -> Page[RouteView]:
+        found = await catalog.list_routes(after=name_cursor(after), limit=limit + 1)
+        shown, following = page_of(found, limit, lambda route: route.name)
+        return Page([_shown(route) for route in shown], following)
+
+    @post(
+        "/routes",
+        role="admin",
+        data_dto=Body[NewRoute],
+        return_dto=None,
+        operation_id="createRoute",
+        operation_class=documented(403, 404, 409, example=_EXAMPLE, tagged=True, created=True),
+        summary="Declare a route",
+    )
+    async def create(request: AnyRequest, data: NewRoute) -> Response[RouteView]:
+        most = data.max_output_tokens or data.context_length
+        new = Route(
+            name=data.name,
+            pool=data.pool,
+            backend_model=data.backend_model or data.name,
+            context_length=data.context_length,
+            default_output_tokens=data.default_output_tokens or min(DEFAULT_OUTPUT_TOKENS, most),
+            max_output_tokens=most,
+            timeout_s=data.timeout_s,
+            unpriced=data.unpriced,
+            tokenizer=data.tokenizer,
+        )
+        route = await catalog.create_route(actor_of(request), new)
+        return single(_shown(route), route.version, created_at=f"/routes/{route.name}")
+
+    @get(
+        "/routes/{route:path}",
+        operation_id="retrieveRoute",
+        operation_class=documented(404, tagged=True),
+        summary="Show a route",
+    )
+    async def retrieve(route: RouteName) -> Response[RouteView]:
+        found = await catalog.stored_route(route.removeprefix("/"))
+        return single(_shown(found), found.version)
+
+    @patch(
+        "/routes/{route:path}",
+        role="admin",
+        data_dto=Body[RoutePatch],
+        return_dto=None,
+        operation_id="updateRoute",
+        operation_class=documented(403, 404, 409, 412, example={"timeout_s": 120}, tagged=True),
+        summary="Change a route",
+    )
+    async def update(
+        request: AnyRequest, route: RouteName, data: RoutePatch, if_match: IfMatch = None
+    ) -> Response[RouteView]:
+        change, version = RouteChange(**given(data)), expected_version(if_match)
+        changed = await catalog.update_route(actor_of(request), route.removeprefix("/"), change, if_version=version)
+        return single(_shown(changed), changed.version)
+
+    @delete(
+        "/routes/{route:path}",
+        role="admin",
+        operation_id="deleteRoute",
+        operation_class=documented(403, 404, 412),
+        summary="Delete a route; its prices and what was charged stay on record",
+    )
+    async def remove(request: AnyRequest, route: RouteName, if_match: IfMatch = None) -> None:
+        name, version = route.removeprefix("/"), expected_version(if_match)
+        await catalog.delete_route(actor_of(request), name, if_version=version)
+
+    return [list_, create, retrieve, update, remove]
+
+
+def _shown(route: Route) -> RouteView:
+    return RouteView(**asdict(route))
