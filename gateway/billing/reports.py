@@ -30,7 +30,6 @@ from gateway.tenants.end_users import end_user_hash
 REPORT_TIMEOUT_S = 30.0
 HashEndUser = Callable[[UUID, str], str]
 """The keyed hash under which the ledger knows a tenant's end user."""
-InvalidRange = InvalidReport
 _HASH = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 

@@ -142,10 +142,12 @@ def test_usage_shows_requests_tokens_and_cost(penstock: Penstock, database_url: 
     shown = penstock("usage", "--tenant", "acme")
     lines = [line.split() for line in ok(shown).splitlines()]
     assert shown.stderr == ""
+    # A status that no request had has no column.
+    assert lines[0][:6] == ["MODEL", "REQUESTS", "OK", "ABORTED", "FAILED", "PROMPT"]
     assert lines[1:] == [
-        ["m", "2", "1", "1", "0", "0", "18", "6", "0.000002105"],
-        ["n", "2", "1", "0", "1", "0", "18", "6", "1.000000000"],
-        ["total", "4", "2", "1", "1", "0", "36", "12", "1.000002105"],
+        ["m", "2", "1", "1", "0", "18", "6", "0.000002105"],
+        ["n", "2", "1", "0", "1", "18", "6", "1.000000000"],
+        ["total", "4", "2", "1", "1", "36", "12", "1.000002105"],
     ]
     everyone = ok(penstock("usage")).splitlines()
     assert [line.split()[0] for line in everyone[1:]] == [str(events_tenant()), "acme", "acme", "total"]
