@@ -40,6 +40,8 @@ from gateway.tokens.counter import PromptBound, PromptCounter
 from worker.protocol.errors import model_not_found
 
 _FREE = Tariff(None, None)
+_OPEN_PATIENCE_S = 0.2
+"""So long a tenant that fails open waits for its idempotency key: the admission has to wait for Redis once more."""
 _log = structlog.get_logger("gateway.request")
 
 
@@ -102,6 +104,7 @@ class Pipeline:
             keepalive_s=self._keepalive_s,
             execute=partial(self._run, call, ask, principal),
             admit_replay=partial(self._admit_replay, call, ask, principal),
+            patience_s=_OPEN_PATIENCE_S if principal.redis_loss == "fail_open" else None,
         )
         try:
             return await self._idempotency.answer(

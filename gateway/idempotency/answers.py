@@ -40,6 +40,8 @@ class Request:
     """Admit it and send it to a backend. Raises ApiError."""
     admit_replay: Callable[[], Awaitable[Ticket]]
     """Admit it as a replay, which reserves nothing and is charged nothing. Raises ApiError."""
+    patience_s: float | None = None
+    """How long Redis may take to say who runs; None: as long as its client lets it."""
 
 
 class Room(Protocol):

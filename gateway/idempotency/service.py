@@ -10,7 +10,7 @@ from uuid import UUID
 
 import structlog
 
-from gateway.admission.redis import RedisClient
+from gateway.admission.redis import RedisClient, RedisUnavailable
 from gateway.answerable import Answerable
 from gateway.clock import Clock
 from gateway.idempotency.answers import Owned, Replay, Request
@@ -60,7 +60,11 @@ class Idempotency:
 
         Raises ApiError (409 for another body), RedisUnavailable, and what ``request.execute`` raises.
         """
-        held = await self.claim(scope, request.id)
+        try:
+            async with asyncio.timeout(request.patience_s):
+                held = await self.claim(scope, request.id)
+        except TimeoutError:
+            raise RedisUnavailable("Redis did not say in time who runs") from None
         if isinstance(held, Share):
             return await self.own(held, request.execute)
         if self._waiting[scope.tenant] >= MAX_WAITING:
