@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -47,6 +47,10 @@ _FIELDS = tuple(field.name for field in fields(Price) if field.init)
 _Key = tuple[str, UUID | None, Basis]
 _Versions = dict[_Key, list[Price]]
 """By route, tenant (None: all) and basis; oldest first."""
+_MARK = text(
+    "SELECT count(*) || '/' || coalesce(sum(hashtextextended(concat(id, effective_until), 0)::numeric), 0) FROM prices"
+)
+"""Differs whenever a price was set or ended. Reading ten thousand prices holds up a gateway; this does not."""
 
 
 class PriceBook:
@@ -55,6 +59,7 @@ class PriceBook:
     def __init__(self, engine: AsyncEngine, clock: Clock, *, cache_s: float = 5.0) -> None:
         self._engine = engine
         self._clock = clock
+        self._last: tuple[Any, _Versions] | None = None
         self._copy = CachedCopy("prices", self._read, clock, cache_s=cache_s)
 
     async def tariff(self, route: str, principal: Principal, at: datetime) -> Tariff:
@@ -214,10 +219,14 @@ class PriceBook:
         return await self.set_price(actor, found.spec)
 
     async def _read(self) -> _Versions:
-        versions: _Versions = {}
         async with transaction(self._engine) as connection:
+            mark = await connection.scalar(_MARK)
+            if self._last is not None and self._last[0] == mark:
+                return self._last[1]
+            versions: _Versions = {}
             for row in await connection.execute(select(prices).order_by(prices.c.effective_from)):
                 versions.setdefault((row.route, row.tenant_id, row.basis), []).append(_price(row))
+        self._last = (mark, versions)
         return versions
 
 

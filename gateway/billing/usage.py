@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 from uuid import UUID
 
 import msgspec
 
 from gateway.tenants.principal import NO_PROJECT
-
-if TYPE_CHECKING:
-    from gateway.billing.tariff import Price as Price
 
 NANO_PER_USD = 10**9
 Status = Literal["ok", "aborted", "failed", "abandoned", "cache_hit", "replayed"]
@@ -99,12 +96,3 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """From the admission until the request was sent to the backend that served it."""
     tags: list[str] = []
     """As the request's header gave them: ``name`` or ``name=value``, sorted, each once."""
-
-
-def __getattr__(name: str) -> Any:
-    # Price lives in prices.py, which imports this module; its old name goes when nobody asks for it here any more.
-    if name == "Price":
-        from gateway.billing.tariff import Price
-
-        return Price
-    raise AttributeError(name)

@@ -214,6 +214,24 @@ async def test_changes_elsewhere_are_seen_within_the_cache_time(
     assert await other.price("m", clock.now()) == price
 
 
+async def test_prices_are_read_again_only_if_one_was_set_or_ended(
+    book: PriceBook, engine: AsyncEngine, clock: ManualClock
+) -> None:
+    other = PriceBook(engine, clock, cache_s=5.0)
+    first = await book.set_price(ACTOR, price_spec("m", "1", "2"))
+    seen = await other.price("m", clock.now())
+    assert seen == first
+    clock.advance(5)
+    assert await other.price("m", clock.now()) is seen
+    await book.end_price(ACTOR, first.id, clock.now() + timedelta(seconds=10))
+    clock.advance(5)
+    ended = await other.price("m", clock.now())
+    assert ended is not None
+    assert ended.effective_until == clock.now() + timedelta(seconds=5)
+    clock.advance(5)
+    assert await other.price("m", clock.now()) is None
+
+
 async def test_a_hosted_models_price_is_taken_over(book: PriceBook) -> None:
     at = datetime(2026, 11, 1, tzinfo=UTC)
     price = await book.import_genai_prices(ACTOR, "m", "openai", "gpt-4o", tenant="acme", effective_from=at)
