@@ -83,6 +83,7 @@ _ERRORS = {
     "401": "No API key, or one that is not valid.",
     "404": "The model does not exist, or this key may not use it.",
     "408": "The body did not arrive in time.",
+    "409": "The `idempotency-key` came before with another body.",
     "413": "The body is too large.",
     "415": "The body is not sent as JSON, or is compressed.",
     "429": "Over a limit (`rate_limit_exceeded`, see `retry-after`) or over a budget (`insufficient_quota`).",
@@ -108,6 +109,7 @@ class ChatOperation(Operation):
             *(self.parameters or ()),
             _header("x-penstock-end-user", "Your own user; wins over `user` and `safety_identifier`."),
             _header("x-penstock-tags", "Up to 10 tags for reports, as `team=blue, beta`."),
+            _header("idempotency-key", "Requests that share it and all bytes of the body run once, within 24 hours."),
         ]
         self.responses = {
             "200": OpenAPIResponse(
