@@ -35,7 +35,7 @@ from gateway.billing.usage import TokenUsage
 from gateway.clock import SystemClock
 from gateway.ids import uuid7
 from gateway.local.services import EmbeddedRedis
-from gateway.tenants.principal import Limit, Limits, Principal
+from gateway.tenants.principal import Limit, Principal
 
 MOST: Final = 2**50
 LIMITS: Final = (
@@ -115,7 +115,6 @@ async def measure(url: str, plain: bool, concurrent: int, count: int, rounds: in
         "acme",
         "key",
         frozenset({"inference"}),
-        Limits(),
         1,
         "salt",
         tenant_limits=LIMITS,

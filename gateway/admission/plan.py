@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from gateway.admission.periods import Period, period_at, to_ms
-from gateway.tenants.principal import BudgetPeriod, Limit, Limits, Metric, Principal, RateWindow, Subject
+from gateway.tenants.principal import BudgetPeriod, Limit, Metric, Principal, RateWindow, Subject
 
 BUCKETS: Final = 60
 """A window is counted by sixtieths of it."""
@@ -97,7 +97,7 @@ class Plans:
     def plan(self, principal: Principal, route: str, end_user: str | None, now: datetime) -> Plan:
         """Raises ZoneInfoNotFoundError for an unknown zone."""
         known = self._known.get((principal.tenant_id, principal.key_id))
-        limits, timezone = limits_of(principal)
+        limits, timezone = principal.tenant_limits, principal.timezone
         if known is None or (known.limits is not limits and known.limits != limits) or known.timezone != timezone:
             if len(self._known) >= _MOST_PRINCIPALS:
                 self._known.clear()
@@ -168,27 +168,3 @@ def _period(limit: Limit, timezone: str, now: datetime) -> Period | None:
     if limit.metric != "budget":
         return None
     return period_at(limit.window, timezone, now)  # type: ignore[arg-type]
-
-
-# Limits as they were before tenants had many
-
-_RATE, _SLOTS, _BUDGET = UUID(int=1), UUID(int=2), UUID(int=3)
-_UTC: Final = "UTC"
-
-
-def limits_of(principal: Principal) -> tuple[tuple[Limit, ...], str]:
-    """A principal's limits, and the zone of its budgets."""
-    if principal.tenant_limits or principal.limits == _NO_LIMITS:
-        return principal.tenant_limits, principal.timezone
-    limits, budget = principal.limits, principal.limits.budget
-    rows = []
-    if limits.requests_per_minute is not None:
-        rows.append(Limit(_RATE, "tenant", "", "requests", "minute", limits.requests_per_minute))
-    if limits.max_concurrent is not None:
-        rows.append(Limit(_SLOTS, "tenant", "", "concurrent", None, limits.max_concurrent))
-    if budget is not None:
-        rows.append(Limit(_BUDGET, "tenant", "", "budget", budget.period, budget.amount))
-    return tuple(rows), _UTC if budget is None else budget.timezone
-
-
-_NO_LIMITS = Limits()

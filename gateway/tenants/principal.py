@@ -47,32 +47,12 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """Most that a tenant may be charged in one period. ``amount`` is in nano-USD; 0 admits only what is free."""
-
-    amount: int
-    period: BudgetPeriod
-    timezone: str
-    """IANA name; periods begin and end at local midnight there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """None: no limit. 0 is a limit: nothing passes."""
-
-    requests_per_minute: int | None = None
-    max_concurrent: int | None = None
-    budget: Budget | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Principal:
     tenant_id: UUID
     tenant_name: str
     key_id: str
     """Public part of the API key."""
     scopes: frozenset[str]
-    limits: Limits
     generation: int
     """Counts changes to the tenant's configuration and keys. Admission compares it with the one stored in Redis."""
     salt: str

@@ -19,10 +19,8 @@ from gateway.tenants.key_cache import KeyCache, StoredKey
 from gateway.tenants.keys import matches_either, parse_key
 from gateway.tenants.principal import (
     AdminRole,
-    Budget,
     BudgetPeriod,
     Limit,
-    Limits,
     Metric,
     Principal,
     RateWindow,
@@ -200,7 +198,6 @@ def _principal(row: Row[Any]) -> Principal:
         tenant_name=row.tenant_name,
         key_id=row.public_id,
         scopes=frozenset(row.scopes),
-        limits=_tenant_wide(found, row.timezone),
         generation=row.generation,
         salt=row.salt,
         allowed_models=None if row.allowed_models is None else frozenset(row.allowed_models),
@@ -214,18 +211,6 @@ def _principal(row: Row[Any]) -> Principal:
         markup_bp=row.markup_bp,
         weight=row.weight,
     )
-
-
-def _tenant_wide(found: tuple[Limit, ...], timezone: str) -> Limits:
-    amounts: dict[str, int] = {}
-    budget: Budget | None = None
-    for limit in found:
-        if limit.subject == "tenant" and limit.hard:
-            if limit.metric == "budget":
-                budget = Budget(limit.amount, limit.window, timezone)  # type: ignore[arg-type]
-            elif limit.window in (None, "minute"):
-                amounts[limit.metric] = limit.amount
-    return Limits(amounts.get("requests"), amounts.get("concurrent"), budget)
 
 
 def _tenant_of(principal: Principal | AdminPrincipal) -> UUID | None:

@@ -585,15 +585,12 @@ async def test_a_database_restored_from_a_backup_is_believed(gateway: Any, upstr
 @contextlib.asynccontextmanager
 async def announcing(gateway: Any) -> AsyncIterator[Any]:
     """Another process that changes tenants, as the command line does."""
-    from gateway.admission.service import Admission
+    from gateway.admission.wiring import create_admission
     from gateway.clock import SystemClock
     from gateway.tenants.directory import Directory
 
-    async def nothing(*_: Any) -> int:
-        return 0
-
     clock = SystemClock()
-    admission = Admission(gateway.settings.redis_url, clock, lease_s=10, renewal_s=2, timeout_s=2, spent=nothing)
+    admission = create_admission(gateway.settings, gateway.engine, clock)
     await admission.start()
     yield Directory(gateway.engine, clock, announce=admission.announce_generation)
     await admission.close()
