@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from litestar import Response, delete, get, patch, post
 from litestar.handlers import HTTPRouteHandler
-from litestar.params import PathParameter
+from litestar.params import JSONBody, PathParameter
 from msgspec import UNSET, UnsetType
 
 from gateway.http.admin.gate import AnyRequest, actor_of
@@ -95,7 +95,7 @@ def admin_key_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         operation_class=documented(403, example={"name": "ops", "role": "viewer"}, tagged=True, created=True),
         summary="Issue an administrator's key; its secret is told this once",
     )
-    async def create(request: AnyRequest, data: NewAdminKey) -> Response[AdminKeyWithSecret]:
+    async def create(request: AnyRequest, data: JSONBody[NewAdminKey]) -> Response[AdminKeyWithSecret]:
         text, record = await directory.create_admin_key(
             actor_of(request), data.name, role=data.role, expires_at=data.expires_at
         )
@@ -122,7 +122,7 @@ def admin_key_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         summary="Change an administrator's key",
     )
     async def update(
-        request: AnyRequest, key: KeyRef, data: AdminKeyPatch, if_match: IfMatch = None
+        request: AnyRequest, key: KeyRef, data: JSONBody[AdminKeyPatch], if_match: IfMatch = None
     ) -> Response[AdminKey]:
         await find(key)
         record = await directory.update_key(
@@ -141,7 +141,7 @@ def admin_key_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         summary="Give an administrator's key another secret, which is told this once",
     )
     async def rotate(
-        request: AnyRequest, key: KeyRef, data: Rotation, if_match: IfMatch = None
+        request: AnyRequest, key: KeyRef, data: JSONBody[Rotation], if_match: IfMatch = None
     ) -> Response[AdminKeyWithSecret]:
         await find(key)
         text, record = await directory.rotate_key(

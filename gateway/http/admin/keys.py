@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from litestar import Response, delete, get, patch, post
 from litestar.handlers import HTTPRouteHandler
-from litestar.params import PathParameter, QueryParameter
+from litestar.params import JSONBody, PathParameter, QueryParameter
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.http.admin.gate import AnyRequest, actor_of
@@ -121,7 +121,7 @@ def key_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         operation_class=documented(403, 404, 409, example=_EXAMPLE, tagged=True, created=True),
         summary="Issue a key; its secret is told this once",
     )
-    async def create(request: AnyRequest, tenant: TenantRef, data: NewKey) -> Response[KeyWithSecret]:
+    async def create(request: AnyRequest, tenant: TenantRef, data: JSONBody[NewKey]) -> Response[KeyWithSecret]:
         text, record = await directory.create_key(
             actor_of(request),
             tenant,
@@ -156,7 +156,7 @@ def key_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         summary="Change a key",
     )
     async def update(
-        request: AnyRequest, tenant: TenantRef, key: KeyRef, data: KeyPatch, if_match: IfMatch = None
+        request: AnyRequest, tenant: TenantRef, key: KeyRef, data: JSONBody[KeyPatch], if_match: IfMatch = None
     ) -> Response[Key]:
         record = await directory.update_key(
             actor_of(request),
@@ -178,7 +178,7 @@ def key_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         summary="Give a key another secret, which is told this once",
     )
     async def rotate(
-        request: AnyRequest, tenant: TenantRef, key: KeyRef, data: Rotation, if_match: IfMatch = None
+        request: AnyRequest, tenant: TenantRef, key: KeyRef, data: JSONBody[Rotation], if_match: IfMatch = None
     ) -> Response[KeyWithSecret]:
         text, record = await directory.rotate_key(
             actor_of(request),

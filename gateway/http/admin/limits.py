@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from litestar import Response, delete, get, patch, post
 from litestar.handlers import HTTPRouteHandler
-from litestar.params import PathParameter
+from litestar.params import JSONBody, PathParameter
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.billing.usage import USD_PATTERN, parse_usd, usd_text
@@ -118,7 +118,7 @@ def limit_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         operation_class=documented(403, 404, 409, example=_EXAMPLE, tagged=True, created=True),
         summary="Set a limit",
     )
-    async def create(request: AnyRequest, tenant: TenantRef, data: NewLimit) -> Response[Limit]:
+    async def create(request: AnyRequest, tenant: TenantRef, data: JSONBody[NewLimit]) -> Response[Limit]:
         amount = _amount(data.metric, data.amount, data.amount_usd)
         if amount is UNSET:
             wanted = "amount_usd" if data.metric == "budget" else "amount"
@@ -156,7 +156,7 @@ def limit_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         summary="Change a limit",
     )
     async def update(
-        request: AnyRequest, tenant: TenantRef, limit_id: LimitRef, data: LimitPatch, if_match: IfMatch = None
+        request: AnyRequest, tenant: TenantRef, limit_id: LimitRef, data: JSONBody[LimitPatch], if_match: IfMatch = None
     ) -> Response[Limit]:
         metric = (await directory.limit(tenant, limit_id)).metric
         change = LimitChange(

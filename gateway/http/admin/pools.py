@@ -8,7 +8,7 @@ import msgspec
 from litestar import Response, delete, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Example
-from litestar.params import PathParameter
+from litestar.params import JSONBody, PathParameter
 
 from gateway.http.admin.gate import AnyRequest, actor_of
 from gateway.http.admin.resource import (
@@ -63,7 +63,7 @@ def pool_handlers(catalog: Catalog) -> list[HTTPRouteHandler]:
         operation_class=documented(403, 409, example={"name": "large"}, tagged=True, created=True),
         summary="Declare a pool",
     )
-    async def create(request: AnyRequest, data: NewPool) -> Response[Pool]:
+    async def create(request: AnyRequest, data: JSONBody[NewPool]) -> Response[Pool]:
         if not await catalog.create_pool(actor_of(request), data.name):
             raise AlreadyExists(f"there is a pool {data.name!r} already; choose another name")
         return single(Pool(data.name), 1, created_at=f"/pools/{data.name}")

@@ -11,7 +11,7 @@ import msgspec
 from litestar import Response, delete, get, patch, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Example
-from litestar.params import PathParameter, QueryParameter
+from litestar.params import JSONBody, PathParameter, QueryParameter
 from msgspec import Meta
 
 from gateway.billing.price_spec import MAX_CEILING_S, MAX_SOURCE, RATES, Basis, PriceSpec, parse_rate
@@ -143,7 +143,7 @@ def price_handlers(prices: PriceBook) -> list[HTTPRouteHandler]:
         operation_class=documented(403, 404, 409, example=_EXAMPLE, tagged=True, created=True),
         summary="Set a price; it takes the place of the one before from `effective_from` on",
     )
-    async def create(request: AnyRequest, data: NewPrice) -> Response[PriceView]:
+    async def create(request: AnyRequest, data: JSONBody[NewPrice]) -> Response[PriceView]:
         values: dict[str, Any] = msgspec.structs.asdict(data)
         for name in RATES:
             if values[name] is not None:
@@ -160,7 +160,7 @@ def price_handlers(prices: PriceBook) -> list[HTTPRouteHandler]:
         operation_class=documented(403, 404, 409, example=_IMPORT, tagged=True, created=True),
         summary="Give a route the price of a hosted model, as the genai-prices package knows it",
     )
-    async def import_(request: AnyRequest, data: ImportedPrice) -> Response[PriceView]:
+    async def import_(request: AnyRequest, data: JSONBody[ImportedPrice]) -> Response[PriceView]:
         price = await prices.import_genai_prices(
             actor_of(request),
             data.route,
@@ -192,7 +192,7 @@ def price_handlers(prices: PriceBook) -> list[HTTPRouteHandler]:
         summary="Say when a price ends",
     )
     async def update(
-        request: AnyRequest, price: PriceRef, data: PricePatch, if_match: IfMatch = None
+        request: AnyRequest, price: PriceRef, data: JSONBody[PricePatch], if_match: IfMatch = None
     ) -> Response[PriceView]:
         ended = await prices.end_price(
             actor_of(request), _id(price), data.effective_until, if_version=expected_version(if_match)

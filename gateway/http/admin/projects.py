@@ -11,7 +11,7 @@ import msgspec
 from litestar import Response, delete, get, patch, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Example
-from litestar.params import PathParameter
+from litestar.params import JSONBody, PathParameter
 from msgspec import UNSET, UnsetType
 
 from gateway.http.admin.gate import AnyRequest, actor_of
@@ -82,7 +82,7 @@ def project_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         operation_class=documented(403, 404, 409, example={"name": "website"}, tagged=True, created=True),
         summary="Create a project",
     )
-    async def create(request: AnyRequest, tenant: TenantRef, data: NewProject) -> Response[Project]:
+    async def create(request: AnyRequest, tenant: TenantRef, data: JSONBody[NewProject]) -> Response[Project]:
         record = await directory.create_project(actor_of(request), tenant, data.name)
         path = f"/tenants/{record.tenant_id}/projects/{record.id}"
         return single(_shown(record), record.version, created_at=path)
@@ -107,7 +107,11 @@ def project_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         summary="Rename a project",
     )
     async def update(
-        request: AnyRequest, tenant: TenantRef, project: ProjectRef, data: ProjectPatch, if_match: IfMatch = None
+        request: AnyRequest,
+        tenant: TenantRef,
+        project: ProjectRef,
+        data: JSONBody[ProjectPatch],
+        if_match: IfMatch = None,
     ) -> Response[Project]:
         name = (await directory.project(tenant, project)).name if data.name is UNSET else data.name
         record = await directory.update_project(

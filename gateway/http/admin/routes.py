@@ -9,7 +9,7 @@ import msgspec
 from litestar import Response, delete, get, patch, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Example
-from litestar.params import PathParameter
+from litestar.params import JSONBody, PathParameter
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.http.admin.gate import AnyRequest, actor_of
@@ -115,7 +115,7 @@ def route_handlers(catalog: Catalog) -> list[HTTPRouteHandler]:
         operation_class=documented(403, 404, 409, example=_EXAMPLE, tagged=True, created=True),
         summary="Declare a route",
     )
-    async def create(request: AnyRequest, data: NewRoute) -> Response[RouteView]:
+    async def create(request: AnyRequest, data: JSONBody[NewRoute]) -> Response[RouteView]:
         most = data.max_output_tokens or data.context_length
         new = Route(
             name=data.name,
@@ -151,7 +151,7 @@ def route_handlers(catalog: Catalog) -> list[HTTPRouteHandler]:
         summary="Change a route",
     )
     async def update(
-        request: AnyRequest, route: RouteName, data: RoutePatch, if_match: IfMatch = None
+        request: AnyRequest, route: RouteName, data: JSONBody[RoutePatch], if_match: IfMatch = None
     ) -> Response[RouteView]:
         change, version = RouteChange(**given(data)), expected_version(if_match)
         changed = await catalog.update_route(actor_of(request), route.removeprefix("/"), change, if_version=version)

@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 from litestar import Response, delete, get, patch, post
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import JSONBody
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.http.admin.gate import AnyRequest, actor_of
@@ -100,7 +101,7 @@ def tenant_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         operation_class=documented(403, 409, example=_EXAMPLE, tagged=True, created=True),
         summary="Create a tenant, with a project `default`",
     )
-    async def create(request: AnyRequest, data: NewTenant) -> Response[Tenant]:
+    async def create(request: AnyRequest, data: JSONBody[NewTenant]) -> Response[Tenant]:
         values: dict[str, Any] = msgspec.structs.asdict(data)
         name = values.pop("name")
         record = await directory.create_tenant(actor_of(request), name, settings=TenantSettings(**values))
@@ -126,7 +127,7 @@ def tenant_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         summary="Change a tenant",
     )
     async def update(
-        request: AnyRequest, tenant: TenantRef, data: TenantPatch, if_match: IfMatch = None
+        request: AnyRequest, tenant: TenantRef, data: JSONBody[TenantPatch], if_match: IfMatch = None
     ) -> Response[Tenant]:
         record = await directory.update_tenant(
             actor_of(request), tenant, TenantChange(**given(data)), if_version=expected_version(if_match)
