@@ -24,7 +24,7 @@ from gateway.billing.usage import TokenUsage
 from gateway.clock import Clock
 from gateway.db.engine import DatabaseUnavailable
 from gateway.idempotency.answers import Request
-from gateway.idempotency.scope import checked_key, scope_of
+from gateway.idempotency.scope import checked_key, find_scope
 from gateway.idempotency.service import Idempotency
 from gateway.order import Plan, make_bound, make_order
 from gateway.refusals import invalid_key, not_priced, out_of_scope, over_limit, unavailable
@@ -97,6 +97,7 @@ class Pipeline:
     async def _run_once(self, call: Call, ask: Ask, principal: Principal, key: str) -> Answerable:
         """As ``_run``, unless a request with the same idempotency key came before: its answer is this one's, too."""
         route = await self._resolve(ask.model, principal)
+        scope = await find_scope(self._secret_key, principal, call.path, key, ask.raw)
         request = Request(
             id=call.request_id,
             streamed=ask.stream,
@@ -107,9 +108,7 @@ class Pipeline:
             patience_s=_OPEN_PATIENCE_S if principal.redis_loss == "fail_open" else None,
         )
         try:
-            return await self._idempotency.answer(
-                scope_of(self._secret_key, principal, call.path, key, ask.raw), request
-            )
+            return await self._idempotency.answer(scope, request)
         except RedisUnavailable as fault:
             if principal.redis_loss == "fail_open":
                 return await self._run(call, ask, principal)

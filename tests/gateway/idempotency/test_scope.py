@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.idempotency.scope import checked_key, scope_of
+from gateway.idempotency.scope import LONG_BODY_BYTES, checked_key, find_scope, scope_of
 from gateway.ids import uuid7
 from gateway.secret_key import SecretKey
-from tests.gateway.idempotency.support import SECRET, scope, tenant
+from tests.gateway.idempotency.support import PATH, SECRET, scope, tenant
 from worker.protocol.errors import ApiError
 
 
@@ -40,6 +40,12 @@ def test_all_redis_keys_carry_the_tag_of_the_tenant_and_neither_key_nor_body() -
     assert len(set(found)) == 4
     assert all(key.startswith(principal.shard + ":idempotency:") for key in found)
     assert not any("order-4711" in key or "secret" in key for key in found)
+
+
+async def test_a_long_body_has_the_same_scope_in_a_thread() -> None:
+    principal = tenant()
+    body = b"x" * (LONG_BODY_BYTES + 1)
+    assert await find_scope(SECRET, principal, PATH, "k", body) == scope(principal, body=body)
 
 
 @pytest.mark.parametrize("key", ["a", "~" * 255, "8e03978e-40d5-43e8-bc93-6894a57f9324", '"quoted"'])
