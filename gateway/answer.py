@@ -120,9 +120,6 @@ class Answer:
         if images and usage.prompt_tokens:
             # No backend tells how many there were.
             usage = replace(usage, images=images)
-        if status == "failed" and not (self.streamed and exchange.handed_on):
-            # Nothing of it reached the client: tokens that were generated are not the tenant's to pay.
-            usage = replace(usage, completion_tokens=0, reasoning_tokens=0)
         self._ticket.settle(
             status,
             usage,
@@ -131,6 +128,7 @@ class Answer:
             error_code=error_code,
             first_token_ms=exchange.first_token_ms,
             queue_ms=exchange.queue_ms,
+            relayed=self.streamed and exchange.handed_on,
         )
         self._on_usage(self._plan, usage)
         _log.info(

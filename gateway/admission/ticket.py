@@ -59,14 +59,14 @@ class Bound:
     """Of the prompt, and of as much output as may be asked for, over all choices."""
 
 
-def charge(status: Status, usage: TokenUsage, tariff: Tariff) -> tuple[int, int]:
+def charge(status: Status, usage: TokenUsage, tariff: Tariff, *, relayed: bool = True) -> tuple[int, int]:
     """What the tenant is charged and what it cost, in nano-USD, never more than Redis can count.
 
-    A failed request is charged only if some of its answer was relayed.
+    A failed request is charged only if some of its answer was ``relayed``; what it cost is told all the same.
     """
     cost = min(tariff.cost_of(usage), MAX_AMOUNT)
-    charged = 0 if status == "failed" and usage.completion_tokens == 0 else min(tariff.charged(usage), MAX_AMOUNT)
-    return charged, cost
+    free = status == "failed" and not (relayed and usage.completion_tokens)
+    return 0 if free else min(tariff.charged(usage), MAX_AMOUNT), cost
 
 
 def plausible(usage: TokenUsage) -> TokenUsage:
@@ -138,10 +138,12 @@ class Ticket:
         error_code: str | None = None,
         first_token_ms: int | None = None,
         queue_ms: int | None = None,
+        relayed: bool = True,
     ) -> None:
         """End the request: frees its slot, returns its reservation, charges it. Later calls are ignored.
 
-        ``usage``: final totals; the last checkpoint if None. ``attempts``: backends tried; a failed request that
+        ``usage``: final totals; the last checkpoint if None. ``relayed``: whether any of its answer reached the client,
+        without which a failed request is not charged. ``attempts``: backends tried; a failed request that
         reached none is given back to its limits on requests. The write runs in tasks of Admission, out of
         reach of the caller's cancellation, and is repeated until Redis has taken it.
         """
@@ -160,6 +162,7 @@ class Ticket:
             first_token_ms=first_token_ms,
             total_ms=total_ms,
             queue_ms=queue_ms,
+            relayed=relayed,
         )
         self._written = self._submit(self, self.event, status == "failed" and attempts == 0)
 
@@ -200,9 +203,10 @@ class Ticket:
         first_token_ms: int | None = None,
         total_ms: int | None = None,
         queue_ms: int | None = None,
+        relayed: bool = True,
     ) -> UsageEvent:
         draft, usage = self.draft, self._usage
-        charged, cost = charge(status, usage, draft.tariff)
+        charged, cost = charge(status, usage, draft.tariff, relayed=relayed)
         return UsageEvent(
             request_id=self.request_id,
             admitted_at=self.admitted_at,

@@ -377,6 +377,8 @@ async def test_a_whole_answer_that_is_cut_is_an_error_and_not_charged(gateway: A
     assert error_of(answer)["code"] == "backend_disconnected"
     (row,) = await gateway.rows()
     assert (row.status, row.error_code, row.charged_nano_usd) == ("failed", "backend_disconnected", 0)
+    # What it cost us is told all the same.
+    assert (row.completion_tokens, row.cost_nano_usd) == (30, 9 * 1000 + 30 * 2000)
 
 
 async def test_the_workers_refusal_is_passed_on_and_not_charged(gateway: Any, upstream: Any) -> None:
