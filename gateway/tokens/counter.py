@@ -87,12 +87,12 @@ class PromptCounter:
 
     def told(self, bound: PromptBound, route: Route, tokens: int) -> None:
         """A backend counted ``tokens`` in a prompt. One that has more than were counted here unmasks its method, which
-        is not used again."""
+        is not used again for the route."""
         if bound.counted_by is not None and tokens > bound.tokens:
             _log.error(
                 "prompt_counted_short", route=route.name, method=bound.counted_by, counted=bound.tokens, told=tokens
             )
-            self._tokenizers.distrust(bound.counted_by)
+            self._tokenizers.distrust(route.name, bound.counted_by)
 
     def _counted(
         self, raw: bytes, body: Body, route: Route, tenant: bytes, methods: Sequence[Method]

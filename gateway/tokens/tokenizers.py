@@ -38,7 +38,8 @@ class Tokenizers:
         self._learning: dict[str, asyncio.Task[None]] = {}
         self._pauses: dict[str, tuple[float, float]] = {}
         """What could not be had: when to try again, on the loop's clock, and how long the pause was."""
-        self._distrusted: set[str] = set()
+        self._distrusted: set[tuple[str, str]] = set()
+        """By names of the route and the method."""
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Tokenizers:
@@ -58,7 +59,7 @@ class Tokenizers:
         if route.tokenizer is None:
             return None
         if route.tokenizer != BACKEND:
-            return self._published(route.tokenizer)
+            return self._published(route.name, route.tokenizer)
         found: dict[str, Method] = {}
         complete = True
         for endpoint in self._endpoints(route.pool):
@@ -69,19 +70,19 @@ class Tokenizers:
             complete = False
             if endpoint.fingerprint:
                 self._learn(endpoint.fingerprint, partial(self._ask, endpoint))
-        if not found or not complete or not self._distrusted.isdisjoint(found):
+        if not found or not complete or any((route.name, name) in self._distrusted for name in found):
             return None
         return list(found.values())
 
-    def distrust(self, name: str) -> None:
-        """Use the method of that name no more."""
-        self._distrusted.add(name)
+    def distrust(self, route: str, name: str) -> None:
+        """Use the method of that name no more for the route."""
+        self._distrusted.add((route, name))
 
-    def _published(self, name: str) -> list[Method] | None:
+    def _published(self, route: str, name: str) -> list[Method] | None:
         method = self._known.get(name)
         if method is None and name in PUBLISHED:
             self._learn(name, partial(asyncio.to_thread, _openai, name))
-        return None if method is None or name in self._distrusted else [method]
+        return None if method is None or (route, name) in self._distrusted else [method]
 
     async def _ask(self, endpoint: Endpoint) -> Method:
         async with asyncio.timeout(FETCH_TIMEOUT_S):
