@@ -63,7 +63,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     engine = create_engine(settings.database_url)
     # Sums over the ledger may take long. Nobody's key or budget waits for a connection until reports are done.
     budgets_engine = create_engine(settings.database_url, pool_size=4)
-    reports_engine = create_engine(settings.database_url, pool_size=2)
+    reports_engine = create_engine(settings.database_url, pool_size=4)
     hash_end_user = end_user_hasher(settings.secret_key)
     admission = create_admission(settings, budgets_engine, clock)
     tenants = Tenants(engine, clock, cache_s=settings.principal_cache_s)

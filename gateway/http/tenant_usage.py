@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import date
 from typing import Annotated, Final, Literal
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from litestar import Response, get
 from litestar.handlers import HTTPRouteHandler
@@ -58,6 +60,8 @@ _PARAMETERS: Final = tuple(
 def tenant_usage_handlers(
     tenants: Tenants, engine: AsyncEngine, hash_end_user: HashEndUser | None = None
 ) -> list[HTTPRouteHandler]:
+    turns: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
+
     @get(
         "/v1/usage",
         operation_id="reportOwnUsage",
@@ -107,7 +111,9 @@ def tenant_usage_handlers(
             limit=limit or DEFAULT_LIMIT,
             cursor=cursor,
         )
-        found = await usage_report(engine, query, own=caller.tenant_id, hash_end_user=hash_end_user)
+        # One at a time of each tenant: the connections for reports are few, and everybody's.
+        async with turns.setdefault(caller.tenant_id, asyncio.Lock()):
+            found = await usage_report(engine, query, own=caller.tenant_id, hash_end_user=hash_end_user)
         return answer(request, query, found, format_of(request, format), for_admin=False)
 
     @get(
@@ -119,10 +125,8 @@ def tenant_usage_handlers(
     )
     async def one(request: AnyRequest, request_id: FromPath[str]) -> RequestUsage:
         caller = await _reader(tenants, request)
-        try:
-            found = await own_request(engine, caller.tenant_id, UUID(request_id))
-        except ValueError:
-            found = None
+        named = _id(request_id)
+        found = None if named is None else await own_request(engine, caller.tenant_id, named)
         if found is None:
             raise ApiError(
                 404,
@@ -134,6 +138,13 @@ def tenant_usage_handlers(
         return found
 
     return [report, one]
+
+
+def _id(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
 
 
 async def _reader(tenants: Tenants, request: AnyRequest) -> Principal:
