@@ -14,7 +14,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.clock import Clock
 from gateway.db.engine import transaction
 from gateway.db.tables import api_keys, limits, projects, tenants
-from gateway.tenants.changes import find_tenant
 from gateway.tenants.key_cache import KeyCache, StoredKey
 from gateway.tenants.keys import matches_either, parse_key
 from gateway.tenants.principal import (
@@ -26,7 +25,7 @@ from gateway.tenants.principal import (
     RateWindow,
     Subject,
 )
-from gateway.tenants.records import InvalidKey, TenantRecord
+from gateway.tenants.records import InvalidKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +71,6 @@ class Tenants:
     def forget(self, tenant_id: UUID | None) -> None:
         """Read the keys of a tenant (None: of administrators) anew: this process has just changed them."""
         self._cache.forget_tenant(lambda principal: _tenant_of(principal) == tenant_id)
-
-    async def tenant(self, name: str) -> TenantRecord:
-        """Raises UnknownTenant."""
-        async with transaction(self._engine) as connection:
-            return await find_tenant(connection, name)
 
     async def _verify(
         self, key_text: str | None, *, reload: bool = False, at_least: int | None = None

@@ -108,25 +108,6 @@ def test_admin_keys(penstock: Penstock) -> None:
     ok(penstock("admin-key", "revoke", parsed[0]))
 
 
-def test_routes_and_prices(penstock: Penstock) -> None:
-    refused(penstock("route", "set", "m"), "--pool", "--context-length")
-    refused(penstock("route", "set", "m", "--pool", "p", "--context-length", "100"), "penstock pool set p")
-    ok(penstock("pool", "set", "p"))
-    assert ok(penstock("pool", "list")) == "p\n"
-    refused(penstock("price", "list", "m"), "no route")
-    ok(penstock("route", "set", "m", "--pool", "p", "--context-length", "100"))
-    ok(penstock("route", "set", "m", "--timeout", "7.5", "--unpriced", "serve"))
-    assert ok(penstock("route", "list")).splitlines()[1].split() == ["m", "p", "m", "100", "100", "100", "7.5", "serve"]
-    assert "no price" in ok(penstock("price", "list", "m"))
-    refused(penstock("price", "set", "m", "--input", "0.000003", "--output", "1"), "per million")
-    refused(penstock("price", "set", "n", "--input", "1", "--output", "1"), "no route")
-    ok(penstock("price", "set", "m", "--input", "0.10", "--output", "0.40"))
-    ok(penstock("price", "set", "m", "--input", "1", "--output", "2", "--from", "2020-01-01"))
-    rows = ok(penstock("price", "list", "m")).splitlines()[1:]
-    assert rows[0].split() == ["m", "2020-01-01T00:00:00Z", "1.000000000", "2.000000000"]
-    assert rows[1].split()[2:] == ["0.100000000", "0.400000000"]
-
-
 def test_usage_shows_requests_tokens_and_cost(penstock: Penstock, database_url: str, redis_url: str) -> None:
     ok(penstock("tenant", "create", "acme"))
     assert "No usage" in ok(penstock("usage", "--tenant", "acme"))
