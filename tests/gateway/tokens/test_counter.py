@@ -118,7 +118,7 @@ FIELDS = st.fixed_dictionaries(
 
 
 @given(messages=st.lists(PLAIN, min_size=1, max_size=5), exact=st.data())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_plain_chats_are_counted_to_the_token(
     template: ChatTemplate, told: bytes, messages: list[dict[str, Any]], exact: Any
 ) -> None:
@@ -138,7 +138,7 @@ def test_plain_chats_are_counted_to_the_token(
 
 
 @given(messages=st.lists(WILD, min_size=1, max_size=5), fields=FIELDS)
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_no_bound_is_below_the_workers_own_count(
     template: ChatTemplate, told: bytes, messages: list[dict[str, Any]], fields: dict[str, Any]
 ) -> None:

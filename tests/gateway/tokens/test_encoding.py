@@ -73,7 +73,7 @@ def test_bytes_that_a_vocabulary_lacks_are_counted_by_the_texts_bytes() -> None:
 
 
 @given(text=st.text(max_size=400), tenants=st.lists(st.binary(max_size=64), min_size=1, max_size=3))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_what_is_remembered_is_what_was_counted(o200k: Encoding, text: str, tenants: list[bytes]) -> None:
     cache = CountCache(entries=2)
     for tenant in [*tenants, *tenants]:

@@ -94,7 +94,7 @@ JSON = st.recursive(
 
 
 @given(messages=st.lists(st.dictionaries(st.sampled_from(["role", "content", "name", "x"]), JSON), max_size=4))
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_messages_of_any_shape_are_counted_or_not_and_never_too_short(
     encoding: Encoding, messages: list[dict[str, Any]]
 ) -> None:
