@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -84,19 +84,23 @@ def test_a_user_who_may_make_no_roles_is_told_what_to_ask_for_and_needs_no_more(
             server.execute(f"DROP ROLE {user}")  # type: ignore[arg-type]
 
 
-def test_databases_of_a_new_server_may_be_migrated_at_once(services_dir: Path) -> None:
-    """All of them want the one role that no migration has made yet."""
+def test_another_database_may_be_making_the_role_just_now(services_dir: Path) -> None:
     server = EmbeddedPostgres(services_dir, durable=False)
     url = server.start()
     try:
-        with psycopg.connect(url, autocommit=True) as connection:
-            for number in range(2):
-                connection.execute(f"CREATE DATABASE d{number}")  # type: ignore[arg-type]
-        script = "import sys, gateway.db.migrate as m; m.upgrade(sys.argv[1])"
-        urls = [make_url(url).set(database=f"d{n}").render_as_string(hide_password=False) for n in range(2)]
-        running = [subprocess.Popen([sys.executable, "-c", script, each], cwd=MIGRATIONS.parent) for each in urls]
-        assert [process.wait() for process in running] == [0, 0]
-        for each in urls:
-            assert _rows(each, "SELECT has_table_privilege('penstock_tenant', 'limits', 'SELECT')") == [(True,)]
+        with psycopg.connect(url, autocommit=True) as watch:
+            watch.execute("CREATE DATABASE other")
+            other = make_url(url).set(database="other").render_as_string(hide_password=False)
+            with psycopg.connect(url) as rival, ThreadPoolExecutor(1) as pool:
+                rival.execute("CREATE ROLE penstock_tenant NOLOGIN")
+                migration = pool.submit(upgrade, other)
+                # It waits for the rival's commit, without which it cannot know whether the name is free.
+                waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+                while not watch.execute(waits).fetchone()[0]:  # type: ignore[index]
+                    assert not migration.done()
+                    time.sleep(0.02)
+                rival.commit()
+                migration.result()
+        assert _rows(other, "SELECT has_table_privilege('penstock_tenant', 'limits', 'SELECT')") == [(True,)]
     finally:
         server.stop()
