@@ -20,46 +20,46 @@ body { margin: 0; color: var(--ink); font: 400 14px/1.5 system-ui, -apple-system
   "Liberation Sans", Arial, sans-serif; font-variant-numeric: tabular-nums; -webkit-print-color-adjust: exact;
   print-color-adjust: exact; }
 main { background: #fff; max-width: 210mm; min-height: 297mm; margin: 32px auto; padding: 20mm 18mm 16mm;
-  border-top: 6px solid var(--accent); box-shadow: 0 1px 3px rgb(20 24 31 / 12%), 0 12px 40px rgb(20 24 31 / 10%);
-  display: flex; flex-direction: column; }
+  border-top: 6px solid var(--accent); box-shadow: 0 1px 3px rgb(20 24 31 / 12%), 0 12px 40px rgb(20 24 31 / 10%); }
 header { display: flex; justify-content: space-between; align-items: flex-start; gap: 24px; }
-h1 { margin: 0; font-size: 34px; line-height: 1.1; font-weight: 650; letter-spacing: -0.02em; }
+h1 { margin: 0; font-size: 34px; line-height: 1.1; font-weight: 700; letter-spacing: -0.02em; }
 .number { margin: 6px 0 0; color: var(--soft); overflow-wrap: anywhere; }
 .badge { display: inline-block; margin-top: 10px; padding: 2px 10px; border-radius: 99px; font-size: 12px;
   font-weight: 600; color: #7a4a00; background: #fdf0d5; }
 .due { text-align: right; }
-.due b { display: block; font-size: 34px; line-height: 1.1; font-weight: 650; letter-spacing: -0.02em;
+.due b { display: block; font-size: 34px; line-height: 1.1; font-weight: 700; letter-spacing: -0.02em;
   white-space: nowrap; }
 .label { display: block; color: var(--soft); font-size: 11px; font-weight: 600; letter-spacing: 0.06em;
   text-transform: uppercase; }
 .exact { color: var(--soft); font-size: 12px; white-space: nowrap; }
-dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(40mm, 1fr)); gap: 16px 24px; margin: 32px 0 28px;
+dl { display: flex; flex-wrap: wrap; gap: 16px 32px; margin: 32px 0 28px;
   padding: 18px 0; border: solid var(--line); border-width: 1px 0; }
+dl div { flex: 1 1 44mm; }
 dd { margin: 2px 0 0; overflow-wrap: anywhere; }
 dd small { display: block; color: var(--soft); font-size: 12px; }
 .scroll { overflow-x: auto; }
 table { width: 100%; border-collapse: collapse; font-size: 12.5px; }
-caption { text-align: left; padding-bottom: 8px; font-size: 15px; font-weight: 650; }
+caption { text-align: left; padding-bottom: 8px; font-size: 15px; font-weight: 700; }
 th, td { padding: 7px 0 7px 12px; text-align: right; vertical-align: baseline; white-space: nowrap; }
 th:first-child, td:first-child { padding-left: 0; text-align: left; white-space: normal; overflow-wrap: anywhere; }
 thead th { color: var(--soft); font-size: 11px; font-weight: 600; border-bottom: 1.5px solid var(--ink);
   vertical-align: bottom; white-space: normal; }
 tbody td, tbody th { border-bottom: 1px solid var(--line); font-weight: 400; }
-tbody tr.project th, tbody tr.project td { padding-top: 16px; font-weight: 650; }
+tbody tr.project th, tbody tr.project td { padding-top: 16px; font-weight: 700; }
 tbody tr.model th { padding-left: 12px; color: var(--soft); }
-tfoot th, tfoot td { padding-top: 10px; border-top: 1.5px solid var(--ink); font-weight: 650; }
+tfoot th, tfoot td { padding-top: 10px; border-top: 1.5px solid var(--ink); font-weight: 700; }
 .fine { color: #8b93a0; font-weight: 400; }
-.none { color: #b3bac4; }
+td small { display: block; color: var(--soft); font-size: 11px; font-weight: 400; }
 .empty { padding: 28px 0; color: var(--soft); text-align: center; }
-.sum { margin: 20px 0 0 auto; min-width: 78mm; background: var(--wash); border-radius: 6px; padding: 12px 16px;
-  break-inside: avoid; }
+.sum { margin: 20px 0 0 auto; width: 92mm; max-width: 100%; background: var(--wash); border-radius: 6px;
+  padding: 12px 16px; break-inside: avoid; }
 .sum div { display: flex; justify-content: space-between; gap: 24px; }
-.sum .total { margin-top: 4px; font-size: 17px; font-weight: 650; }
-footer { margin-top: auto; padding-top: 28px; color: var(--soft); font-size: 11.5px; line-height: 1.45; }
+.sum .total { margin-top: 4px; font-size: 17px; font-weight: 700; }
+footer { margin-top: 32px; color: var(--soft); font-size: 11.5px; line-height: 1.45; }
 footer p { margin: 0 0 4px; }
 @media (max-width: 700px) {
   main { margin: 0; padding: 24px 20px; min-height: 100vh; box-shadow: none; }
-  header { flex-direction: column; } .due { text-align: left; } .sum { min-width: 0; width: 100%; }
+  header { flex-direction: column; } .due { text-align: left; } .sum { width: 100%; }
 }
 @page { size: A4; margin: 16mm 16mm 18mm;
   @bottom-right { content: counter(page) " / " counter(pages); color: #5b6472; font: 9pt system-ui, sans-serif; } }
@@ -68,22 +68,23 @@ footer p { margin: 0 0 4px; }
   body { font-size: 9.5pt; }
   main { margin: 0; padding: 0; max-width: none; min-height: 0; box-shadow: none; border-top: 0; }
   .scroll { overflow: visible; }
-  table { font-size: 8pt; } thead th { font-size: 7.5pt; }
-  th, td { padding-left: 8px; }
+  table { font-size: 9pt; } thead th, td small { font-size: 8pt; }
   thead { display: table-header-group; } tfoot { display: table-row-group; }
   tr { break-inside: avoid; } tr.project { break-after: avoid; }
 }
 """
 _Count = Callable[[UsageRow], int]
-_COLUMNS: Final[tuple[tuple[str, bool, _Count], ...]] = (
-    # Title, whether it stays where every line has 0, and the number. Kinds of tokens do not overlap: they add up.
-    ("Requests", True, lambda row: row.requests),
-    ("Input tokens", True, lambda row: row.prompt_tokens - row.cached_tokens - row.cache_write_tokens),
-    ("Cached input", False, lambda row: row.cached_tokens),
-    ("Cache writes", False, lambda row: row.cache_write_tokens),
-    ("Output tokens", True, lambda row: row.completion_tokens - row.reasoning_tokens),
-    ("Reasoning", False, lambda row: row.reasoning_tokens),
-    ("Images", False, lambda row: row.images),
+_Part = tuple[str, _Count]
+_COLUMNS: Final[tuple[tuple[str, _Count, tuple[_Part, ...]], ...]] = (
+    # Title, number, and what of it is told beneath.
+    ("Requests", lambda row: row.requests, ()),
+    (
+        "Input tokens",
+        lambda row: row.prompt_tokens,
+        (("cached", lambda row: row.cached_tokens), ("written to cache", lambda row: row.cache_write_tokens)),
+    ),
+    ("Output tokens", lambda row: row.completion_tokens, (("reasoning", lambda row: row.reasoning_tokens),)),
+    ("Images", lambda row: row.images, ()),
 )
 
 
@@ -100,7 +101,7 @@ def invoice_page(invoice: Invoice) -> bytes:
 
 
 def _header(invoice: Invoice) -> Markup:
-    badge = Markup("") if invoice.final else element("span", "Preliminary: the month is not over", class_="badge")
+    badge = Markup("") if invoice.final else element("span", "Preliminary: the sums may still grow", class_="badge")
     return element(
         "header",
         element("div", element("h1", "Invoice"), element("p", invoice.number, class_="number"), badge),
@@ -115,7 +116,7 @@ def _header(invoice: Invoice) -> Markup:
 
 
 def _facts(invoice: Invoice) -> Markup:
-    last = f"{_day(invoice.start.date())} to {_day(_last_day(invoice))}"
+    last = f"{invoice.start.day} to {_day(_last_day(invoice))}"
     issued = invoice.issued_at.astimezone(invoice.start.tzinfo)
     facts = (
         ("Billed to", invoice.tenant, invoice.tenant_id),
@@ -135,15 +136,16 @@ def _lines(invoice: Invoice) -> Markup:
     if not invoice.lines:
         return element("p", "Nothing was used in this month.", class_="empty")
     columns = [
-        (title, count) for title, always, count in _COLUMNS if always or any(count(line) for line in invoice.lines)
+        (count, parts)
+        for title, count, parts in _COLUMNS
+        if title != "Images" or any(count(line) for line in invoice.lines)
     ]
-    titles = ["Project and model", *(title for title, _ in columns), "Amount, USD"]
-    counts = [count for _, count in columns]
+    titles = ["Project and model", *(title for title, _, _ in _COLUMNS[: len(columns)]), "Amount, USD"]
     body: list[str] = []
     for _, each in groupby(invoice.lines, key=lambda line: line.project_id):
         of_project = list(each)
-        body.append(_row("project", str(of_project[0].project), of_project, counts))
-        body += [_row("model", str(line.model), [line], counts) for line in of_project]
+        body.append(_row("project", str(of_project[0].project), of_project, columns))
+        body += [_row("model", str(line.model), [line], columns) for line in of_project]
     return element(
         "div",
         element(
@@ -151,21 +153,26 @@ def _lines(invoice: Invoice) -> Markup:
             element("caption", "Usage by project and model"),
             element("thead", element("tr", *(element("th", title, scope="col") for title in titles))),
             element("tbody", *body),
-            element("tfoot", _row("all", "Total", invoice.lines, counts)),
+            element("tfoot", _row("all", "Total", invoice.lines, columns)),
         ),
         class_="scroll",
     )
 
 
-def _row(kind: str, name: str, lines: Sequence[UsageRow], counts: Sequence[_Count]) -> Markup:
+def _row(
+    kind: str, name: str, lines: Sequence[UsageRow], columns: Sequence[tuple[_Count, tuple[_Part, ...]]]
+) -> Markup:
     amount = sum(line.charged_nano_usd for line in lines)
-    return element(
-        "tr",
-        element("th", name, scope="rowgroup" if kind == "project" else "row"),
-        *(element("td", _number(sum(map(count, lines)))) for count in counts),
-        element("td", _amount(amount)),
-        class_=kind,
-    )
+    cells = [
+        element(
+            "td",
+            f"{sum(map(count, lines)):,}",
+            *(element("small", f"{part:,} {told}") for told, of in parts if (part := sum(map(of, lines)))),
+        )
+        for count, parts in columns
+    ]
+    scope = "rowgroup" if kind == "project" else "row"
+    return element("tr", element("th", name, scope=scope), *cells, element("td", _amount(amount)), class_=kind)
 
 
 def _sum(invoice: Invoice) -> Markup:
@@ -174,7 +181,7 @@ def _sum(invoice: Invoice) -> Markup:
         element("div", element("span", "Exact sum"), element("span", f"{_grouped(invoice.charged_usd)} USD")),
         element(
             "div",
-            element("span", "Total, rounded to cents"),
+            element("span", "Total, to the cent"),
             element("span", f"${_grouped(invoice.total_usd)}"),
             class_="total",
         ),
@@ -188,15 +195,10 @@ def _footer(invoice: Invoice) -> Markup:
         element(
             "p",
             "Every amount is the exact sum of what single requests were charged; only the total is rounded, half to "
-            "even. Input tokens are those neither read from a cache nor written to one, output tokens those without "
-            "reasoning.",
+            "even. Tokens that are told beneath a number are part of it.",
         ),
         element("p", f"Requests admitted from {invoice.start.isoformat()} on and before {invoice.end.isoformat()}."),
     )
-
-
-def _number(value: int) -> Markup:
-    return joined(f"{value:,}") if value else element("span", "0", class_="none")
 
 
 def _amount(nano_usd: int) -> Markup:

@@ -74,7 +74,7 @@ async def test_an_invoice_is_the_ledgers_sum_as_json_and_as_a_page(door: Door, e
     assert "<script" not in by_format.text
     texts = [text for _, text in page.texts]
     assert ("th", HOSTILE) in page.texts
-    for told in (f"${float(made['total_usd']):,.2f}", "acme-2026-10", "Preliminary: the month is not over"):
+    for told in (f"${float(made['total_usd']):,.2f}", "acme-2026-10", "Preliminary: the sums may still grow"):
         assert told in texts
     assert any(f"{usd_text(charged)[-10:]} USD" in text for text in texts)
 
