@@ -31,5 +31,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # Prices of routes that are gone are lost.
+    # Prices of routes that are gone are lost, and the ends of others: end them anew after going up again.
     op.get_bind().exec_driver_sql(DOWNGRADE)

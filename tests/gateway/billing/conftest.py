@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from tests.gateway.billing.support import Stream
 from tests.gateway.db.support import ManualClock, opened
 
 
@@ -17,3 +19,14 @@ def clock() -> ManualClock:
 async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
     async with opened(database_url) as engine:
         yield engine
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def stream(client: redis.Redis) -> Stream:
+    return Stream(client)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -14,7 +16,9 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.billing.drainer import Drainer
 from gateway.billing.usage import UsageEvent
+from gateway.clock import SystemClock
 from gateway.ids import uuid7
 
 NOON = datetime(2024, 6, 3, 12, 0, tzinfo=UTC)
@@ -144,3 +148,23 @@ async def fetch(engine: AsyncEngine, query: str) -> list[dict[str, Any]]:
 async def assert_consistent(engine: AsyncEngine) -> None:
     """The rollups are the sums of the rows."""
     assert await fetch(engine, ROLLUPS) == await fetch(engine, ROW_SUMS)
+
+
+async def rows_of(engine: AsyncEngine) -> list[dict[str, Any]]:
+    return await fetch(engine, "SELECT * FROM usage_events ORDER BY request_id")
+
+
+async def eventually(engine: AsyncEngine, count: int) -> None:
+    async with asyncio.timeout(20):
+        while len(await rows_of(engine)) < count:  # noqa: ASYNC110 - another connection tells no event
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def running(engine: AsyncEngine, redis_url: str) -> AsyncIterator[Drainer]:
+    drainer = Drainer(engine, redis_url, SystemClock(), interval_s=0.05)
+    await drainer.start()
+    try:
+        yield drainer
+    finally:
+        await drainer.close()

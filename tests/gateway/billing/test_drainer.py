@@ -1,14 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -20,31 +15,20 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.billing import drainer as drainer_module
 from gateway.billing.drainer import Drainer
 from gateway.clock import SystemClock
-from gateway.db.engine import DatabaseUnavailable, transaction
-from gateway.db.migrate import upgrade
-from gateway.local.services import EmbeddedPostgres
+from gateway.db.engine import transaction
 from tests.gateway.billing.support import (
     NOON,
     SHARD,
     TENANT,
     Stream,
     assert_consistent,
+    eventually,
     fetch,
-    full_event,
+    rows_of,
+    running,
     usage_event,
 )
-from tests.gateway.db.support import ManualClock, opened
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
-        yield client
-
-
-@pytest.fixture
-def stream(client: redis.Redis) -> Stream:
-    return Stream(client)
+from tests.gateway.db.support import ManualClock
 
 
 @pytest.fixture
@@ -55,22 +39,12 @@ async def drainer(engine: AsyncEngine, redis_url: str, clock: ManualClock) -> As
     await drainer.close()
 
 
-async def _rows(engine: AsyncEngine) -> list[dict[str, Any]]:
-    return await fetch(engine, "SELECT * FROM usage_events ORDER BY request_id")
-
-
-async def _eventually(engine: AsyncEngine, count: int) -> None:
-    async with asyncio.timeout(20):
-        while len(await _rows(engine)) < count:  # noqa: ASYNC110 - another connection tells no event
-            await asyncio.sleep(0.02)
-
-
 async def test_entries_become_rows_and_leave_redis(engine: AsyncEngine, drainer: Drainer, stream: Stream) -> None:
     events = [usage_event() for _ in range(3)]
     for event in events:
         stream.add(event)
     assert await drainer.drain_once() == 3
-    assert [row["request_id"] for row in await _rows(engine)] == sorted(event.request_id for event in events)
+    assert [row["request_id"] for row in await rows_of(engine)] == sorted(event.request_id for event in events)
     assert len(stream) == 0
     assert await drainer.drain_once() == 0
     await assert_consistent(engine)
@@ -80,7 +54,7 @@ async def test_every_shard_is_drained(engine: AsyncEngine, drainer: Drainer, cli
     for number in range(64):
         Stream(client, f"{{s{number:02d}}}").add(usage_event())
     assert await drainer.drain_once() == 64
-    assert len(await _rows(engine)) == 64
+    assert len(await rows_of(engine)) == 64
 
 
 async def test_more_than_a_batch_is_drained_in_one_pass(
@@ -89,7 +63,7 @@ async def test_more_than_a_batch_is_drained_in_one_pass(
     monkeypatch.setattr(drainer_module, "BATCH", 10)
     stream.add_all(usage_event() for _ in range(35))
     assert await drainer.drain_once() == 35
-    assert len(await _rows(engine)) == 35
+    assert len(await rows_of(engine)) == 35
     await assert_consistent(engine)
 
 
@@ -100,7 +74,7 @@ async def test_revisions_may_come_in_either_order(engine: AsyncEngine, drainer: 
             final = msgspec.structs.replace(event, status="ok", charged_nano_usd=5) if revision == 2 else event
             stream.add(final, revision)
             await drainer.drain_once()
-    assert [(row["status"], row["revision"]) for row in await _rows(engine)] == [("ok", 2)] * 2
+    assert [(row["status"], row["revision"]) for row in await rows_of(engine)] == [("ok", 2)] * 2
     await assert_consistent(engine)
 
 
@@ -131,7 +105,7 @@ async def test_poisoned_entries_are_set_aside_and_stop_nothing(
     client.xadd(f"{SHARD}:usage", {"unrelated": "\x00"})
     assert await drainer.drain_once() == 2 * len(POISON) + 2
     assert len(stream) == 0
-    assert [row["request_id"] for row in await _rows(engine)] == sorted(event.request_id for event in good)
+    assert [row["request_id"] for row in await rows_of(engine)] == sorted(event.request_id for event in good)
     dead = await fetch(engine, "SELECT * FROM dead_usage_events ORDER BY id")
     assert len(dead) == len(POISON) + 2
     for row in dead[:-2]:
@@ -147,7 +121,7 @@ async def test_strange_characters_are_cleaned_not_set_aside(
     raw = msgspec.json.encode(usage_event(client_request_id="@@", error_code="x" * 10_000))
     stream.add(raw.replace(b"@@", rb"a\u0000\ud800z"))
     await drainer.drain_once()
-    (row,) = await _rows(engine)
+    (row,) = await rows_of(engine)
     assert row["client_request_id"] == "a\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}z"
     assert await fetch(engine, "SELECT * FROM dead_usage_events") == []
 
@@ -159,7 +133,7 @@ async def test_a_row_that_postgres_alone_refuses_is_found_and_set_aside(
         await connection.execute(text("ALTER TABLE usage_events ADD CHECK (route <> 'cursed')"))
     cursed = [stream.add(usage_event(route=route)) for route in ("m", "cursed", "m", "cursed", "m")][1::2]
     assert await drainer.drain_once() == 5
-    assert len(await _rows(engine)) == 3
+    assert len(await rows_of(engine)) == 3
     dead = await fetch(engine, "SELECT entry_id, error FROM dead_usage_events ORDER BY id")
     assert [row["entry_id"] for row in dead] == cursed
     assert "check constraint" in dead[0]["error"]
@@ -179,7 +153,7 @@ async def test_a_schema_that_does_not_fit_sets_nothing_aside(
     async with transaction(engine) as connection:
         await connection.execute(text("ALTER TABLE elsewhere RENAME TO usage_rollup"))
     assert await drainer.drain_once() == 1
-    assert len(await _rows(engine)) == 1
+    assert len(await rows_of(engine)) == 1
 
 
 async def test_two_drainers_at_once_write_each_row_once(
@@ -194,7 +168,7 @@ async def test_two_drainers_at_once_write_each_row_once(
     drained = await asyncio.gather(*(drainer.drain_once() for drainer in drainers))
     assert sum(drained) == 150
     assert len(stream) == 0
-    assert len(await _rows(engine)) == 150
+    assert len(await rows_of(engine)) == 150
     await assert_consistent(engine)
     for drainer in drainers:
         await drainer.close()
@@ -236,7 +210,7 @@ async def test_a_crash_between_commit_and_acknowledgement_counts_once(
             await crashing.drain_once()
         client.delete(f"{SHARD}:drainer")
         await crashing.close()
-    assert len(await _rows(engine)) == 1
+    assert len(await rows_of(engine)) == 1
 
     whole = Drainer(engine, redis_url, clock)
     stream.add(usage_event())
@@ -244,7 +218,7 @@ async def test_a_crash_between_commit_and_acknowledgement_counts_once(
     for _ in range(2):
         await whole.drain_once()
     await whole.close()
-    assert len(await _rows(engine)) == 2
+    assert len(await rows_of(engine)) == 2
     assert len(await fetch(engine, "SELECT * FROM dead_usage_events")) == 1
     assert [row["count"] for row in await fetch(engine, "SELECT count FROM refusals")] == [5]
     assert client.keys("*refusals*") == []
@@ -283,7 +257,7 @@ async def test_a_drainer_killed_after_its_commit_leaves_the_rest_to_another(
     assert await process.stdout.readline() == b"committed\n"
     process.kill()
     await process.wait()
-    assert (len(stream), len(await _rows(engine))) == (12, 5)
+    assert (len(stream), len(await rows_of(engine))) == (12, 5)
 
     lease_ms = client.pttl(f"{SHARD}:drainer")
     assert 0 < lease_ms <= drainer_module.LOCK_LEASE_S * 1000
@@ -291,7 +265,7 @@ async def test_a_drainer_killed_after_its_commit_leaves_the_rest_to_another(
     other = Drainer(engine, redis_url, clock)
     assert await other.drain_once() == 12
     await other.close()
-    assert len(await _rows(engine)) == 12
+    assert len(await rows_of(engine)) == 12
     await assert_consistent(engine)
 
 
@@ -317,7 +291,7 @@ async def test_a_row_makes_the_partition_it_needs(
         await drainer.drain_once()
         await drainer.close()
     assert await fetch(engine, "SELECT * FROM dead_usage_events") == []
-    assert len(await _rows(engine)) == 3
+    assert len(await rows_of(engine)) == 3
 
 
 async def test_partitions_are_made_ahead_as_time_passes(
@@ -332,7 +306,7 @@ async def test_partitions_are_made_ahead_as_time_passes(
     assert [row["relname"][-7:] for row in tables] == ["2031_12", "2032_01", "2032_02", "2032_03"]
 
 
-async def test_partitions_that_cannot_be_made_ahead_hold_up_no_rows(
+async def test_partitions_that_cannot_be_made_ahead_hold_up_norows_of(
     engine: AsyncEngine, drainer: Drainer, stream: Stream, clock: ManualClock
 ) -> None:
     async with transaction(engine) as connection:
@@ -365,123 +339,17 @@ async def test_refusals_are_added_up(engine: AsyncEngine, drainer: Drainer, clie
     assert client.keys() == []
 
 
-@asynccontextmanager
-async def _running(engine: AsyncEngine, redis_url: str) -> AsyncIterator[Drainer]:
-    drainer = Drainer(engine, redis_url, SystemClock(), interval_s=0.05)
-    await drainer.start()
-    try:
-        yield drainer
-    finally:
-        await drainer.close()
-
-
 async def test_it_drains_by_itself(engine: AsyncEngine, redis_url: str, stream: Stream) -> None:
-    async with _running(engine, redis_url):
+    async with running(engine, redis_url):
         for expected in (1, 2):
             stream.add(usage_event())
-            await _eventually(engine, expected)
+            await eventually(engine, expected)
         stream.add(usage_event())
     # The last pass takes what came while it was closed.
-    assert len(await _rows(engine)) == 3
+    assert len(await rows_of(engine)) == 3
 
 
 async def test_the_default_interval_is_below_a_second(engine: AsyncEngine, redis_url: str) -> None:
     drainer = Drainer(engine, redis_url, SystemClock())
     assert drainer._interval_s <= 0.5
     await drainer.close()
-
-
-async def test_postgres_may_go_away_under_load_and_come_back(
-    services_dir: Path, redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drainer_module, "MAX_BACKOFF_S", 0.2)
-    service = EmbeddedPostgres(services_dir)
-    service.start()
-    upgrade(service.url)
-    streams = [Stream(client, f"{{s{number:02d}}}") for number in range(4)]
-    sent: list[UUID] = []
-
-    def settle(count: int) -> None:
-        """Requests of several tenants end."""
-        for number, stream in enumerate(streams):
-            events = [
-                full_event(tenant_id=UUID(int=number), admitted_at=datetime.now(UTC), backend=f"w{at % 3}")
-                for at in range(count // len(streams))
-            ]
-            stream.add_all(events)
-            sent.extend(event.request_id for event in events)
-
-    try:
-        async with opened(service.url) as engine, _running(engine, redis_url) as drainer:
-            settle(400)
-            await _eventually(engine, 100)
-            service.kill()
-            for _ in range(10):
-                settle(400)
-                await asyncio.sleep(0.02)
-            with pytest.raises(DatabaseUnavailable):
-                await drainer.drain_once()
-            streams[1].add(b"poison")
-            assert sum(map(len, streams)) > 4000
-            service.start()
-            settle(400)
-            async with asyncio.timeout(60):
-                while any(map(len, streams)):  # noqa: ASYNC110 - Redis tells no event
-                    await asyncio.sleep(0.02)
-            assert [row["request_id"] for row in await _rows(engine)] == sorted(sent)
-            assert len(await fetch(engine, "SELECT 1 FROM dead_usage_events")) == 1
-            await assert_consistent(engine)
-    finally:
-        service.stop()
-
-
-async def test_redis_may_be_away_at_first_and_at_the_end(engine: AsyncEngine, tmp_path: Path) -> None:
-    drainer = Drainer(engine, f"unix://{tmp_path}/none.sock", SystemClock(), interval_s=0.01)
-    await drainer.start()
-    await asyncio.sleep(0.05)
-    await drainer.close()
-
-
-async def test_closing_does_not_wait_for_a_postgres_that_hangs(
-    services_dir: Path, redis_url: str, stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drainer_module, "CLOSE_TIMEOUT_S", 0.3)
-    service = EmbeddedPostgres(services_dir, durable=False)
-    service.start()
-    upgrade(service.url)
-    assert service.process is not None
-    group = [service.process.pid, *_descendants(service.process.pid)]
-    try:
-        async with opened(service.url) as engine:
-            drainer = Drainer(engine, redis_url, SystemClock(), interval_s=0.01)
-            await drainer.start()
-            stream.add(usage_event(admitted_at=datetime.now(UTC)))
-            await _eventually(engine, 1)
-            group = [service.process.pid, *_descendants(service.process.pid)]
-            for pid in group:
-                os.kill(pid, signal.SIGSTOP)
-            stream.add(usage_event(admitted_at=datetime.now(UTC)))
-            await asyncio.sleep(0.1)
-            async with asyncio.timeout(5):
-                await drainer.close()
-            assert len(stream) == 1
-            for pid in group:
-                os.kill(pid, signal.SIGCONT)
-            again = Drainer(engine, redis_url, SystemClock())
-            stream.client.delete(f"{SHARD}:drainer")
-            async with asyncio.timeout(20):
-                await again.drain_once()
-            assert len(await _rows(engine)) == 2
-            await again.close()
-    finally:
-        for pid in group:
-            try:
-                os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                continue
-        service.stop()
-
-
-def _descendants(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [found for child in children for found in (int(child), *_descendants(int(child)))]
