@@ -55,8 +55,10 @@ class Leases:
         self._live.pop(request_id, None)
 
     async def learn_epochs(self) -> None:
-        """Read the epochs of all shards; open those of a Redis never used."""
-        epochs = await asyncio.gather(*(self._redis.command("GET", keys.epoch(shard)) for shard in keys.ALL_SHARDS))
+        """Read the epochs of all shards; open those of a Redis never used. Raises RedisUnavailable when some did not
+        answer, once the others are done."""
+        asked = [self._redis.issue("GET", keys.epoch(shard)) for shard in keys.ALL_SHARDS]
+        epochs = await asyncio.gather(*asked, return_exceptions=True)
         if not any(epochs):
             # No shard at all: taken for new, since waiting would hold up every first start. Were it emptied just now,
             # the other gateways still bring everything back by their next heartbeat.
@@ -65,8 +67,9 @@ class Leases:
         for shard, epoch in zip(keys.ALL_SHARDS, epochs, strict=True):
             if epoch is None:
                 await self._open(shard, self._opening_ms)
-            else:
+            elif not isinstance(epoch, BaseException):
                 self._epochs.setdefault(shard, epoch)
+        _raise_first(epochs)
 
     async def reopen(self, shard: str) -> None:
         """The shard was emptied: bring back what this gateway holds, and let the others do so before it admits."""
@@ -77,8 +80,9 @@ class Leases:
 
     async def renew(self) -> None:
         """The heartbeat: renew all leases of this gateway, write its checkpoints, notice what Redis lost."""
-        if len(self._epochs) < len(keys.ALL_SHARDS):  # Redis was away at start
-            await self.learn_epochs()
+        outcomes: list[object] = []
+        if len(self._epochs) < len(keys.ALL_SHARDS):  # Redis, or a node of the cluster, was away at start
+            outcomes += await asyncio.gather(self.learn_epochs(), return_exceptions=True)
         shards: dict[str, list[Ticket]] = {shard: [] for shard in self._settlements.recent_shards()}
         for ticket in list(self._live.values()):
             if ticket.age_s > self._longest_s:
@@ -86,12 +90,14 @@ class Leases:
                 self.remove(ticket.request_id)
             else:
                 shards.setdefault(ticket.principal.shard, []).append(ticket)
-        await asyncio.gather(*(self._renew_shard(shard, tickets) for shard, tickets in shards.items()))
+        renewals = (self._renew_shard(shard, tickets) for shard, tickets in shards.items())
+        outcomes += await asyncio.gather(*renewals, return_exceptions=True)
+        _raise_first(outcomes)
 
     async def expire(self) -> int:
         """Settle, in all shards, requests whose gateway fell silent. Returns how many."""
         shards: Iterable[str] = keys.ALL_SHARDS
-        settled = 0
+        settled, faults = 0, []
         while shards:
             calls = {
                 shard: self._redis.run(
@@ -101,12 +107,19 @@ class Leases:
                 )
                 for shard in shards
             }
-            replies = dict(zip(calls, await asyncio.gather(*calls.values()), strict=True))
+            outcomes = await asyncio.gather(*calls.values(), return_exceptions=True)
+            faults += [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+            replies = {
+                shard: reply
+                for shard, reply in zip(calls, outcomes, strict=True)
+                if not isinstance(reply, BaseException)
+            }
             for reply in replies.values():
                 settled += len(reply) - 1
                 for request_id in reply[1:]:
                     log.warning("request %s was settled as abandoned: its lease ran out", request_id.decode())
             shards = [shard for shard, reply in replies.items() if reply[0] >= _EXPIRIES_PER_CALL]
+        _raise_first(faults)
         return settled
 
     async def _renew_shard(self, shard: str, tickets: list[Ticket]) -> None:
@@ -177,3 +190,10 @@ class Leases:
         if calls:
             log.warning("Redis lost %d running requests; they are put back", len(calls))
             await asyncio.gather(*calls)
+
+
+def _raise_first(outcomes: Iterable[object]) -> None:
+    """After all is done that could be: the nodes of a cluster that are well must not wait for one that is not."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
