@@ -67,4 +67,4 @@ async def refusal_counts(
 
 
 def _count(row: Any) -> RefusalCount:
-    return RefusalCount(**(row._mapping | {"count": int(row._mapping["count"])}))
+    return RefusalCount(**(dict(row._mapping) | {"count": int(row._mapping["count"])}))

@@ -89,7 +89,7 @@ def admin_key_handlers(directory: Directory) -> list[HTTPRouteHandler]:
     @post(
         "/admin-keys",
         role="owner",
-        data_dto=Body[NewAdminKey],
+        dto=Body[NewAdminKey],
         return_dto=None,
         operation_id="createAdminKey",
         operation_class=documented(403, example={"name": "ops", "role": "viewer"}, tagged=True, created=True),
@@ -115,7 +115,7 @@ def admin_key_handlers(directory: Directory) -> list[HTTPRouteHandler]:
     @patch(
         "/admin-keys/{key:str}",
         role="owner",
-        data_dto=Body[AdminKeyPatch],
+        dto=Body[AdminKeyPatch],
         return_dto=None,
         operation_id="updateAdminKey",
         operation_class=documented(403, 404, 409, 412, example={"name": "ops"}, tagged=True),
@@ -134,7 +134,7 @@ def admin_key_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         "/admin-keys/{key:str}/rotate",
         role="owner",
         status_code=200,
-        data_dto=Body[Rotation],
+        dto=Body[Rotation],
         return_dto=None,
         operation_id="rotateAdminKey",
         operation_class=documented(403, 404, 409, 412, example={"grace_s": 3600}, tagged=True),

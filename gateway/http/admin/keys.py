@@ -115,7 +115,7 @@ def key_handlers(directory: Directory) -> list[HTTPRouteHandler]:
     @post(
         "/tenants/{tenant:str}/keys",
         role="admin",
-        data_dto=Body[NewKey],
+        dto=Body[NewKey],
         return_dto=None,
         operation_id="createKey",
         operation_class=documented(403, 404, 409, example=_EXAMPLE, tagged=True, created=True),
@@ -149,7 +149,7 @@ def key_handlers(directory: Directory) -> list[HTTPRouteHandler]:
     @patch(
         "/tenants/{tenant:str}/keys/{key:str}",
         role="admin",
-        data_dto=Body[KeyPatch],
+        dto=Body[KeyPatch],
         return_dto=None,
         operation_id="updateKey",
         operation_class=documented(403, 404, 409, 412, example={"max_output_tokens": 500}, tagged=True),
@@ -171,7 +171,7 @@ def key_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         "/tenants/{tenant:str}/keys/{key:str}/rotate",
         role="admin",
         status_code=200,
-        data_dto=Body[Rotation],
+        dto=Body[Rotation],
         return_dto=None,
         operation_id="rotateKey",
         operation_class=documented(403, 404, 409, 412, example={"grace_s": 3600}, tagged=True),

@@ -112,7 +112,7 @@ def limit_handlers(directory: Directory) -> list[HTTPRouteHandler]:
     @post(
         "/tenants/{tenant:str}/limits",
         role="admin",
-        data_dto=Body[NewLimit],
+        dto=Body[NewLimit],
         return_dto=None,
         operation_id="createLimit",
         operation_class=documented(403, 404, 409, example=_EXAMPLE, tagged=True, created=True),
@@ -149,7 +149,7 @@ def limit_handlers(directory: Directory) -> list[HTTPRouteHandler]:
     @patch(
         "/tenants/{tenant:str}/limits/{limit_id:str}",
         role="admin",
-        data_dto=Body[LimitPatch],
+        dto=Body[LimitPatch],
         return_dto=None,
         operation_id="updateLimit",
         operation_class=documented(403, 404, 409, 412, example={"amount_usd": "25"}, tagged=True),

@@ -57,7 +57,7 @@ def pool_handlers(catalog: Catalog) -> list[HTTPRouteHandler]:
     @post(
         "/pools",
         role="admin",
-        data_dto=Body[NewPool],
+        dto=Body[NewPool],
         return_dto=None,
         operation_id="createPool",
         operation_class=documented(403, 409, example={"name": "large"}, tagged=True, created=True),

@@ -137,7 +137,7 @@ def price_handlers(prices: PriceBook) -> list[HTTPRouteHandler]:
     @post(
         "/prices",
         role="admin",
-        data_dto=Body[NewPrice],
+        dto=Body[NewPrice],
         return_dto=None,
         operation_id="createPrice",
         operation_class=documented(403, 404, 409, example=_EXAMPLE, tagged=True, created=True),
@@ -154,7 +154,7 @@ def price_handlers(prices: PriceBook) -> list[HTTPRouteHandler]:
     @post(
         "/prices/import",
         role="admin",
-        data_dto=Body[ImportedPrice],
+        dto=Body[ImportedPrice],
         return_dto=None,
         operation_id="importPrice",
         operation_class=documented(403, 404, 409, example=_IMPORT, tagged=True, created=True),
@@ -185,7 +185,7 @@ def price_handlers(prices: PriceBook) -> list[HTTPRouteHandler]:
     @patch(
         "/prices/{price:str}",
         role="admin",
-        data_dto=Body[PricePatch],
+        dto=Body[PricePatch],
         return_dto=None,
         operation_id="updatePrice",
         operation_class=documented(403, 404, 409, 412, example=_END, tagged=True),

@@ -76,7 +76,7 @@ def project_handlers(directory: Directory) -> list[HTTPRouteHandler]:
     @post(
         "/tenants/{tenant:str}/projects",
         role="admin",
-        data_dto=Body[NewProject],
+        dto=Body[NewProject],
         return_dto=None,
         operation_id="createProject",
         operation_class=documented(403, 404, 409, example={"name": "website"}, tagged=True, created=True),
@@ -100,7 +100,7 @@ def project_handlers(directory: Directory) -> list[HTTPRouteHandler]:
     @patch(
         "/tenants/{tenant:str}/projects/{project:str}",
         role="admin",
-        data_dto=Body[ProjectPatch],
+        dto=Body[ProjectPatch],
         return_dto=None,
         operation_id="updateProject",
         operation_class=documented(403, 404, 409, 412, example={"name": "default"}, tagged=True),

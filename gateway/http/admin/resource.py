@@ -43,6 +43,7 @@ Name = Annotated[
     ),
 ]
 _TAG = re.compile(r'\s*(?:W/)?"([0-9]{1,18})"\s*', re.ASCII)
+_NAMED_FIELD = re.compile(r"field `([^`]{1,100})`")
 _NO_SUCH_VERSION = -1
 
 PageSize = Annotated[int, QueryParameter(ge=1, le=MAX_PAGE, description="Most entries of the answer.")]
@@ -178,12 +179,19 @@ class Body(AbstractDTO[T], Generic[T]):
         try:
             return msgspec.json.decode(value, type=self.model_type)
         except msgspec.ValidationError as fault:
-            message, _, place = str(fault).partition(" - at `$")
-            field = place.rstrip("`").lstrip(".") or None
+            message, field = _fault(str(fault))
             where = f"{field}: " if field else ""
             raise Problem(400, f"{where}{message}.", field=field) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
             raise Problem(400, f"The body is not JSON: {fault}.") from None
+
+
+def _fault(text: str) -> tuple[str, str | None]:
+    """What msgspec says is wrong, and the field that it is about."""
+    message, _, place = text.partition(" - at `$")
+    path = place.rstrip("`").lstrip(".")
+    named = _NAMED_FIELD.search(message)
+    return message, ".".join(filter(None, (path, named[1] if named else ""))) or None
 
 
 def documented(

@@ -109,7 +109,7 @@ def route_handlers(catalog: Catalog) -> list[HTTPRouteHandler]:
     @post(
         "/routes",
         role="admin",
-        data_dto=Body[NewRoute],
+        dto=Body[NewRoute],
         return_dto=None,
         operation_id="createRoute",
         operation_class=documented(403, 404, 409, example=_EXAMPLE, tagged=True, created=True),
@@ -144,7 +144,7 @@ def route_handlers(catalog: Catalog) -> list[HTTPRouteHandler]:
     @patch(
         "/routes/{route:path}",
         role="admin",
-        data_dto=Body[RoutePatch],
+        dto=Body[RoutePatch],
         return_dto=None,
         operation_id="updateRoute",
         operation_class=documented(403, 404, 409, 412, example={"timeout_s": 120}, tagged=True),

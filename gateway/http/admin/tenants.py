@@ -95,7 +95,7 @@ def tenant_handlers(directory: Directory) -> list[HTTPRouteHandler]:
     @post(
         "/tenants",
         role="admin",
-        data_dto=Body[NewTenant],
+        dto=Body[NewTenant],
         return_dto=None,
         operation_id="createTenant",
         operation_class=documented(403, 409, example=_EXAMPLE, tagged=True, created=True),
@@ -120,7 +120,7 @@ def tenant_handlers(directory: Directory) -> list[HTTPRouteHandler]:
     @patch(
         "/tenants/{tenant:str}",
         role="admin",
-        data_dto=Body[TenantPatch],
+        dto=Body[TenantPatch],
         return_dto=None,
         operation_id="updateTenant",
         operation_class=documented(403, 404, 409, 412, example={"weight": 2}, tagged=True),
