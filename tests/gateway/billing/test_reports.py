@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.billing.entries import Entry
 from gateway.billing.ledger import record
 from gateway.billing.report_query import DIMENSIONS, InvalidReport, NotFound, UsageQuery
 from gateway.billing.report_rows import fields_of
-from gateway.billing.reports import charged_between, dead_event_count, usage_report
+from gateway.billing.reports import charged_between, dead_event_count, reading, usage_report
 from gateway.billing.usage import UsageEvent
 from gateway.db.engine import transaction
 from tests.gateway.billing.report_support import (
@@ -150,7 +151,7 @@ def test_slots_of_any_zone_and_range_add_up_to_the_rows(database_url: str) -> No
             if units != ["hour"]:
                 assert list(found) == list(expected)
 
-        @settings(max_examples=80)
+        @settings(max_examples=50)
         @given(
             st.sampled_from(ZONES),
             st.sampled_from([["hour"], ["day"], ["month"], ["day", "hour"], ["month", "day"]]),
@@ -277,6 +278,13 @@ async def test_what_is_not_there_is_named_and_anothers_looks_the_same(engine: As
             await usage_report(engine, UsageQuery(**{parameter: [value]}), own=own)
         assert caught.value.parameter == parameter
     assert (await usage_report(engine, UsageQuery(project=[str(project_of(TENANTS[0], 1))]), own=TENANTS[0])).rows == []
+
+
+async def test_a_tenants_reading_sees_no_other_rows_even_without_a_filter(filled: Filled) -> None:
+    engine, events = filled
+    async with reading(engine, TENANTS[1]) as connection:
+        for query in ("SELECT count(*) FROM usage_events", "SELECT sum(requests) FROM usage_rollup"):
+            assert await connection.scalar(text(query)) == sum(event.tenant_id == TENANTS[1] for event in events)
 
 
 async def test_end_users_go_by_their_own_names_beside_a_tenant(engine: AsyncEngine) -> None:

@@ -21,7 +21,7 @@ OURS = {"cost_nano_usd", "cost_usd"}
 @pytest.fixture
 async def door(database_url: str) -> AsyncIterator[Door]:
     events = [
-        *many_events(),
+        *many_events(200),
         usage_event(
             tenant_id=ACME,
             project_id=project_of(ACME, 1),

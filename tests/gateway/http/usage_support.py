@@ -87,7 +87,7 @@ async def _keys(engine: AsyncEngine) -> dict[str, str]:
 @asynccontextmanager
 async def report_door(engine: AsyncEngine, clock: Clock, events: list[UsageEvent] | None = None) -> AsyncIterator[Door]:
     """Tenants ``acme``, whose zone is Berlin's, and ``bolt``, and a third without a name."""
-    events = many_events() if events is None else events
+    events = many_events(200) if events is None else events
     await name_tenants(engine, {ACME: "acme", BOLT: "bolt"})
     await write(engine, events)
     async with transaction(engine) as connection:
