@@ -27,6 +27,7 @@ GATEWAY_ROOMS = {
     "tokens": {"routing"},
     "backends": {"routing", "billing"},
     "idempotency": {"admission", "tenants", "billing"},
+    "verify": {"admission", "billing", "tenants", "db"},
     "ask": set(),
     "refusals": {"admission", "billing"},
     "order": {"ask", "tenants", "admission", "billing", "routing", "backends", "tokens"},
@@ -35,7 +36,7 @@ GATEWAY_ROOMS = {
     | {"tenants", "admission", "billing", "routing", "tokens", "backends", "idempotency", "db"},
     "http": {"pipeline", "ask", "answer", "tenants", "billing", "routing", "admission", "db"},
     "local": {"cli", "tenants", "billing", "db", "admission", "routing"},
-    "cli": {"app", "local", "tenants", "billing", "db", "admission", "routing"},
+    "cli": {"app", "local", "tenants", "billing", "db", "admission", "routing", "verify"},
     "app": {"http", "pipeline"}
     | {"tenants", "admission", "billing", "routing", "tokens", "backends", "idempotency", "db"},
 }

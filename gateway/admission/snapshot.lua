@@ -4,8 +4,10 @@
 -- ARGV  1 clock offset in ms  2 prefix of the shard's keys
 -- Reply: now, epoch or '', settlements, id of the stream's last entry, budgets, windows, slots, requests. Each is a list:
 --   budgets   counter, start, end, spent, reserved, limit's id
---   windows   counter, what the last 60 buckets and the running one hold; but those that are to be built anew
---   slots     counter, list of id, end of the lease, id, end of the lease...; the tenant's own first, as `c::tenant:`
+--   windows   counter, what the last 60 buckets and the running one hold, limit's id, 1 if it was built from the ledger
+--             (else it counts since the limit is known here); but those that are to be built anew
+--   slots     counter, list of id, end of the lease, id, end of the lease...; limit's id for which all holders were
+--             counted, or ''; the tenant's own first, as `c::tenant:`
 --   requests  id, state, by, admitted, bound, tokens, charged, used, end user, project, key, route
 --
 -- The keys of requests are made here from the prefix; they bear the shard's hash tag like those in KEYS.
@@ -14,7 +16,7 @@ local tenant, now = KEYS[1], time(ARGV[1])
 local budgets, windows, slots, requests = {}, {}, {}, {}
 local epoch = redis.call('GET', KEYS[3])
 local live = redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')
-slots[1] = { 'c::tenant:', live }
+slots[1] = { 'c::tenant:', live, '' }
 for at = 1, #live, 2 do
   local held = redis.call('HMGET', ARGV[2] .. 'request:' .. live[at], 'state', 'by', 'admitted', 'bound', 'tokens',
     'charged', 'used', 'user', 'who')
@@ -36,7 +38,9 @@ for _, counter in ipairs(redis.call('ZRANGE', tenant .. ':counters', 0, -1)) do
   elseif kind == 'b' then
     budgets[#budgets + 1] = { counter, unpack(redis.call('HMGET', key, 'start', 'end', 'spent', 'reserved', 'limit')) }
   elseif kind == 'c' then
-    slots[#slots + 1] = { counter, redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') }
+    local name = counter:sub(1, 8) == 'c::each:' and 'c::each:' or counter
+    local counted = redis.call('HGET', tenant, name) or ''
+    slots[#slots + 1] = { counter, redis.call('ZRANGE', key, 0, -1, 'WITHSCORES'), counted }
   else
     local first, sum, fields = math.floor(now / WIDTH[window]) - BUCKETS, 0, {}
     local held = redis.call('HGETALL', key)
@@ -49,7 +53,7 @@ for _, counter in ipairs(redis.call('ZRANGE', tenant .. ':counters', 0, -1)) do
     end
     local old = epoch and now - tonumber(epoch) >= (BUCKETS + 1) * WIDTH[window]
     if fields['limit'] and epoch and (fields['epoch'] == epoch or old) then
-      windows[#windows + 1] = { counter, text(sum) }
+      windows[#windows + 1] = { counter, text(sum), fields['limit'], fields['epoch'] == epoch and 1 or 0 }
     end
   end
 end

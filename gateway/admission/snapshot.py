@@ -41,9 +41,19 @@ class Slots:
 
     counter: Counter
     leases: dict[UUID, datetime]
+    counted_for: UUID | None = None
+    """The limit for which all that hold a slot were counted; None: those who came before it may be missing."""
 
     def live(self, at: datetime) -> int:
         return sum(end > at for end in self.leases.values())
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLimit:
+    """For which limit a window is kept. ``built``: from the ledger; else it counts since Redis knows that limit."""
+
+    limit_id: UUID
+    built: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,7 @@ class TenantCounters:
     budgets: tuple[BudgetCounter, ...]
     windows: dict[Counter, int]
     """Requests or tokens in the last sixty buckets of the window and the running one."""
+    window_limits: dict[Counter, WindowLimit]
     slots: tuple[Slots, ...]
     """The tenant's own first, whether they are limited or not."""
     requests: tuple[RunningRequest, ...]
@@ -114,8 +125,15 @@ async def snapshot(redis: RedisClient, tenant_id: UUID) -> TenantCounters:
             )
             for name, start, end, spent, held, limit in budgets
         ),
-        windows={Counter.parse(name.decode()): int(sum_) for name, sum_ in windows},
-        slots=tuple(Slots(Counter.parse(name.decode()), _leases(members)) for name, members in slots),
+        windows={Counter.parse(name.decode()): int(sum_) for name, sum_, _, _ in windows},
+        window_limits={
+            Counter.parse(name.decode()): WindowLimit(UUID(limit.decode()), bool(built))
+            for name, _, limit, built in windows
+        },
+        slots=tuple(
+            Slots(Counter.parse(name.decode()), _leases(members), UUID(limit.decode()) if limit else None)
+            for name, members, limit in slots
+        ),
         requests=tuple(_request(row) for row in requests),
         undrained=undrained.events,
     )

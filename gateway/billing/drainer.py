@@ -166,7 +166,7 @@ class Drainer:
             self._maintained_at = self._clock.monotonic() - MAINTENANCE_S + MAINTENANCE_RETRY_S
         found = await asyncio.gather(
             *(
-                self._redis.issue("EXISTS", keys.usage(shard), keys.refusals(shard), _refusal_batch(shard))
+                self._redis.issue("EXISTS", keys.usage(shard), keys.refusals(shard), refusal_batch(shard))
                 for shard in keys.ALL_SHARDS
             ),
             return_exceptions=True,
@@ -240,7 +240,7 @@ class Drainer:
             await bury(connection, shard, entry_id, raw, revision, error)
 
     async def _drain_refusals(self, shard: str) -> None:
-        flat = await self._redis.run(TAKE_REFUSALS, (keys.refusals(shard), _refusal_batch(shard)), (str(uuid7()),))
+        flat = await self._redis.run(TAKE_REFUSALS, (keys.refusals(shard), refusal_batch(shard)), (str(uuid7()),))
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
         if not fields:
             return
@@ -248,7 +248,7 @@ class Drainer:
         counts: dict[tuple[datetime, UUID, str, str], int] = {}
         for field, value in fields.items():
             try:
-                key = _refusal_key(field.decode())
+                key = refusal_key(field.decode())
                 counts[key] = counts.get(key, 0) + int(value)
             except ValueError as fault:
                 _log.error("refusal_count_set_aside", shard=shard, field=repr(field[:500]), error=repr(fault))
@@ -257,7 +257,7 @@ class Drainer:
         await self._forget_refusals(shard, batch)
 
     async def _forget_refusals(self, shard: str, batch: str) -> None:
-        await self._redis.run(FORGET_REFUSALS, (_refusal_batch(shard),), (batch,))
+        await self._redis.run(FORGET_REFUSALS, (refusal_batch(shard),), (batch,))
 
     async def _maintain(self) -> None:
         """Once an hour: partitions for the months to come, and no marks of batches long forgotten."""
@@ -275,11 +275,11 @@ class Drainer:
         self._months.add(month)
 
 
-def _refusal_batch(shard: str) -> str:
+def refusal_batch(shard: str) -> str:
     return f"{shard}:refusals:batch"
 
 
-def _refusal_key(field: str) -> tuple[datetime, UUID, str, str]:
+def refusal_key(field: str) -> tuple[datetime, UUID, str, str]:
     """``tenant id|key id|reason|begin of the quarter hour in Unix seconds``. Raises ValueError."""
     tenant_id, key_id, reason, begin = field.split("|")
     if max(len(key_id), len(reason)) > MAX_KEY_TEXT or "\0" in field:

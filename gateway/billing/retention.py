@@ -30,7 +30,8 @@ SCAN_TIMEOUT_S = 600.0
 LOCK_TIMEOUT = "2s"
 """Dropping waits no longer for readers of the ledger, because everybody else would wait behind it."""
 _ACTOR = Actor("retention")
-_KIND = "ledger_month"
+DROPPED_MONTH = "ledger_month"
+"""What the audit log calls a month whose rows were dropped."""
 _LOCK_NOT_AVAILABLE = "55P03"
 _DEADLOCK = "40P01"
 _log = structlog.get_logger(__name__)
@@ -60,8 +61,8 @@ async def drop_old_months(engine: AsyncEngine, now: datetime, keep_months: int) 
 
 async def was_dropped(connection: AsyncConnection, month: datetime) -> bool:
     """Whether retention has dropped rows of this month."""
-    entry = select(audit_log.c.id).where(audit_log.c.kind == _KIND, audit_log.c.target == f"{month:%Y-%m}").limit(1)
-    return await connection.scalar(entry) is not None
+    entry = select(audit_log.c.id).where(audit_log.c.kind == DROPPED_MONTH, audit_log.c.target == f"{month:%Y-%m}")
+    return await connection.scalar(entry.limit(1)) is not None
 
 
 async def _months(connection: AsyncConnection) -> list[datetime]:
@@ -96,6 +97,6 @@ async def _drop(engine: AsyncEngine, month: datetime) -> bool:
             if getattr(fault.orig, "sqlstate", None) in (_LOCK_NOT_AVAILABLE, _DEADLOCK):
                 raise _InUse(str(fault.orig)) from fault
             raise
-        await audit(connection, _ACTOR, "drop", _KIND, f"{month:%Y-%m}", before={"rows": rows})
+        await audit(connection, _ACTOR, "drop", DROPPED_MONTH, f"{month:%Y-%m}", before={"rows": rows})
     _log.info("ledger_month_dropped", month=f"{month:%Y-%m}", rows=rows)
     return True

@@ -28,6 +28,7 @@ _COMMANDS = {
     "usage": "gateway.cli.usage:usage",
     "invoice": "gateway.cli.invoice:invoice",
     "dead": "gateway.cli.dead:dead",
+    "verify": "gateway.cli.verify:verify_",
     "audit": "gateway.cli.audit:audit",
 }
 

@@ -1,0 +1,1 @@
+"""Proves that all that is counted agrees: Redis' counters, open requests, the ledger's rows, their sums."""
