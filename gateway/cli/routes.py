@@ -8,11 +8,8 @@ import click
 
 from gateway.cli.session import Session, run
 from gateway.cli.values import echo_table
-from gateway.routing.route import Route
+from gateway.routing.route import DEFAULT_OUTPUT_TOKENS, DEFAULT_TIMEOUT_S, Route, new_route
 from gateway.tenants.catalog import RouteChange, UnknownRoute
-
-DEFAULT_OUTPUT_TOKENS = 512
-DEFAULT_TIMEOUT_S = 300.0
 
 
 @click.group()
@@ -75,7 +72,7 @@ def set_route(name: str, if_version: int | None, **options: Any) -> None:
         except UnknownRoute:
             if not {"pool", "context_length"} <= given.keys():
                 raise click.UsageError(f"there is no route {name!r} yet: give --pool and --context-length") from None
-        return await session.catalog.create_route(session.actor, _new_route(name, given))
+        return await session.catalog.create_route(session.actor, new_route(name, **given))
 
     _show([run(work)])
 
@@ -87,17 +84,6 @@ def delete_route(name: str, if_version: int | None) -> None:
     """Delete a route: nobody can ask for it any more. Its prices and what was charged stay on record."""
     run(lambda session: session.catalog.delete_route(session.actor, name, if_version=if_version))
     click.echo(f"Route {name} is deleted.")
-
-
-def _new_route(name: str, given: dict[str, Any]) -> Route:
-    most = given.get("max_output_tokens", given["context_length"])
-    defaults = {
-        "backend_model": name,
-        "default_output_tokens": min(DEFAULT_OUTPUT_TOKENS, most),
-        "max_output_tokens": most,
-        "timeout_s": DEFAULT_TIMEOUT_S,
-    }
-    return Route(name=name, **(defaults | given))
 
 
 @route.command(name="list")

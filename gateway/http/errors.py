@@ -22,6 +22,7 @@ from gateway.routing.registry import RegistryUnavailable
 from gateway.tenants.records import (
     AlreadyExists,
     ConfigurationError,
+    InvalidField,
     NotAllowed,
     StateConflict,
     Unknown,
@@ -125,6 +126,8 @@ def _configuration_error(request: AnyRequest, fault: ConfigurationError) -> Resp
         return _answer(request, 412, message, "precondition_failed", headers)
     status = next((status for kind, status in _STATUSES if isinstance(fault, kind)), 400)
     message = str(fault)
+    if isinstance(fault, InvalidField):
+        return _answer(request, status, f"{message}.", None, {}, fault.field)
     return _answer(request, status, f"{message[:1].upper()}{message[1:]}.", None, {})
 
 

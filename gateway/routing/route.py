@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 UnpricedPolicy = Literal["refuse", "serve"]
+DEFAULT_OUTPUT_TOKENS = 512
+DEFAULT_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,35 @@ class Route:
     prompts are bounded by their bytes."""
     version: int = 1
     """Counts changes of the route."""
+
+
+def new_route(
+    name: str,
+    *,
+    pool: str,
+    context_length: int,
+    backend_model: str | None = None,
+    default_output_tokens: int | None = None,
+    max_output_tokens: int | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    unpriced: UnpricedPolicy = "refuse",
+    tokenizer: str | None = None,
+) -> Route:
+    """A route with the usual values for what is not given."""
+    most = context_length if max_output_tokens is None else max_output_tokens
+    return Route(
+        name=name,
+        pool=pool,
+        backend_model=name if backend_model is None else backend_model,
+        context_length=context_length,
+        default_output_tokens=(
+            min(DEFAULT_OUTPUT_TOKENS, most) if default_output_tokens is None else default_output_tokens
+        ),
+        max_output_tokens=most,
+        timeout_s=timeout_s,
+        unpriced=unpriced,
+        tokenizer=tokenizer,
+    )
 
 
 @dataclass(frozen=True, slots=True)

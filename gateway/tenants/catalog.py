@@ -97,7 +97,7 @@ class Catalog:
     async def create_route(self, actor: Actor, route: Route) -> Route:
         """Declare a route. Prices of an earlier route of that name are its own. Raises RouteExists, UnknownPool."""
         actor.check_may_change()
-        route = replace(_checked(route), version=1)
+        route = replace(check_route(route), version=1)
         async with transaction(self._engine) as connection:
             await _check_pool(connection, route.pool)
             query = insert(routes).values(asdict(route)).on_conflict_do_nothing().returning(routes.c.name)
@@ -118,7 +118,7 @@ class Catalog:
         given = {field: value for field, value in msgspec.structs.asdict(change).items() if value is not UNSET}
         async with transaction(self._engine) as connection:
             old = await _stored(connection, name, lock=True, if_version=if_version)
-            new = _checked(replace(old, **given))
+            new = check_route(replace(old, **given))
             if new == old:
                 return old
             if new.pool != old.pool:
@@ -202,7 +202,8 @@ async def _check_pool(connection: AsyncConnection, name: str) -> None:
         raise UnknownPool(name)
 
 
-def _checked(route: Route) -> Route:
+def check_route(route: Route) -> Route:
+    """``route``, if its values can be. Raises ConfigurationError."""
     check_name("route", route.name)
     check_name("model", route.backend_model)
     check_name("pool", route.pool)

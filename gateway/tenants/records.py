@@ -56,6 +56,14 @@ class UnknownLimit(Unknown):
         )
 
 
+class InvalidField(ConfigurationError):
+    """A value that cannot be; ``field`` names it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
 class StateConflict(ConfigurationError):
     """The change is good, but not in the state that things are in."""
 

@@ -12,7 +12,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import JSONBody, PathParameter
 from msgspec import UNSET, Meta, UnsetType
 
-from gateway.billing.usage import USD_PATTERN, parse_usd, usd_text
+from gateway.billing.usage import USD_PATTERN, usd_text
 from gateway.http.admin.gate import AnyRequest, actor_of
 from gateway.http.admin.resource import (
     After,
@@ -29,9 +29,10 @@ from gateway.http.admin.resource import (
 )
 from gateway.http.errors import Problem
 from gateway.tenants.directory import Directory
+from gateway.tenants.limit_amount import limit_amount, required_amount
 from gateway.tenants.principal import Metric, Subject
 from gateway.tenants.records import LimitRecord
-from gateway.tenants.specs import MAX_AMOUNT, LimitChange, LimitSpec
+from gateway.tenants.specs import LimitChange, LimitSpec
 
 Window = Literal["minute", "hour", "day", "week", "month", "total"]
 LimitRef = Annotated[str, PathParameter(description="Id of the limit.")]
@@ -119,16 +120,12 @@ def limit_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         summary="Set a limit",
     )
     async def create(request: AnyRequest, tenant: TenantRef, data: JSONBody[NewLimit]) -> Response[Limit]:
-        amount = _amount(data.metric, data.amount, data.amount_usd)
-        if amount is UNSET:
-            wanted = "amount_usd" if data.metric == "budget" else "amount"
-            raise Problem(400, f"A limit of {data.metric} needs {wanted!r}.", field=wanted)
         spec = LimitSpec(
             subject=data.subject,
             target=_stored_target(data.target),
             metric=data.metric,
             window=data.window,
-            amount=amount,
+            amount=required_amount(data.metric, data.amount, data.amount_usd),
             hard=data.hard,
             thresholds=tuple(data.thresholds),
         )
@@ -160,7 +157,7 @@ def limit_handlers(directory: Directory) -> list[HTTPRouteHandler]:
     ) -> Response[Limit]:
         metric = (await directory.limit(tenant, limit_id)).metric
         change = LimitChange(
-            amount=_amount(metric, data.amount, data.amount_usd),
+            amount=limit_amount(metric, data.amount, data.amount_usd),
             hard=data.hard,
             thresholds=data.thresholds if data.thresholds is UNSET else tuple(data.thresholds),
         )
@@ -179,25 +176,6 @@ def limit_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         await directory.delete_limit(actor_of(request), tenant, limit_id, if_version=expected_version(if_match))
 
     return [list_, create, retrieve, update, lift]
-
-
-def _amount(metric: Metric, amount: int | UnsetType, amount_usd: str | UnsetType) -> int | UnsetType:
-    """The one that goes with the metric. Raises Problem."""
-    if metric != "budget":
-        if amount_usd is not UNSET:
-            raise Problem(400, f"A limit of {metric} has an 'amount', not USD.", field="amount_usd")
-        return amount
-    if amount is not UNSET:
-        raise Problem(400, "Give the amount of a budget as 'amount_usd', a string in USD.", field="amount")
-    if amount_usd is UNSET:
-        return UNSET
-    try:
-        nano_usd = parse_usd(amount_usd)
-    except ValueError as fault:
-        raise Problem(400, f"amount_usd: {fault}.", field="amount_usd") from None
-    if nano_usd > MAX_AMOUNT:
-        raise Problem(400, "amount_usd: a budget is 9,000,000 USD at most.", field="amount_usd")
-    return nano_usd
 
 
 def _stored_target(target: str) -> str:

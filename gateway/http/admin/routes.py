@@ -27,7 +27,7 @@ from gateway.http.admin.resource import (
     page_of,
     single,
 )
-from gateway.routing.route import Route, UnpricedPolicy
+from gateway.routing.route import DEFAULT_TIMEOUT_S, Route, UnpricedPolicy, new_route
 from gateway.tenants.catalog import Catalog, RouteChange
 from gateway.tenants.principal import LONGEST_REQUEST_S
 
@@ -46,8 +46,6 @@ Tokenizer = Annotated[
         description="Encoding that counts prompts, as o200k_base, or `backend`; null: bounded by their bytes.",
     ),
 ]
-DEFAULT_OUTPUT_TOKENS = 512
-DEFAULT_TIMEOUT_S = 300.0
 
 
 class RouteView(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,18 +114,7 @@ def route_handlers(catalog: Catalog) -> list[HTTPRouteHandler]:
         summary="Declare a route",
     )
     async def create(request: AnyRequest, data: JSONBody[NewRoute]) -> Response[RouteView]:
-        most = data.max_output_tokens or data.context_length
-        new = Route(
-            name=data.name,
-            pool=data.pool,
-            backend_model=data.backend_model or data.name,
-            context_length=data.context_length,
-            default_output_tokens=data.default_output_tokens or min(DEFAULT_OUTPUT_TOKENS, most),
-            max_output_tokens=most,
-            timeout_s=data.timeout_s,
-            unpriced=data.unpriced,
-            tokenizer=data.tokenizer,
-        )
+        new = new_route(**msgspec.structs.asdict(data))
         route = await catalog.create_route(actor_of(request), new)
         return single(_shown(route), route.version, created_at=f"/routes/{route.name}")
 
