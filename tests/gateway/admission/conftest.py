@@ -9,6 +9,14 @@ from tests.gateway.admission.support import Ledger, admission
 
 
 @pytest.fixture
+def redis_url(request: pytest.FixtureRequest, redis_url: str) -> str:
+    """An empty Redis; for tests marked ``on_both``, a cluster's turn comes too."""
+    if getattr(request, "param", "server") == "cluster":
+        return str(request.getfixturevalue("redis_cluster_url"))
+    return redis_url
+
+
+@pytest.fixture
 def ledger(redis_url: str) -> Ledger:
     return Ledger(redis_url)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
-import redis
+import pytest
 
 from gateway.admission import keys
 from gateway.admission.periods import to_ms
@@ -25,6 +25,7 @@ from gateway.billing.prices import Price, Tariff
 from gateway.billing.usage import UsageEvent
 from gateway.clock import SystemClock
 from gateway.ids import uuid7
+from gateway.redis_url import client as redis_client
 from gateway.tenants.principal import (
     NO_PROJECT,
     BudgetPeriod,
@@ -43,6 +44,8 @@ TARIFF = Tariff(PRICE, PRICE)
 DRAFT = Draft("tiny", TARIFF)
 NOTHING = Bound(0, 0)
 UNTIL_CLOSED_S = 3600.0
+on_both = pytest.mark.parametrize("redis_url", ["server", "cluster"], indirect=True)
+"""Runs a test on one server and on a cluster of three. ``TEST_REDIS_URL=cluster`` runs all of them on a cluster."""
 
 
 def limit(
@@ -172,7 +175,7 @@ class Ledger:
 
     def entries(self, shard: str) -> list[tuple[bytes, int, UsageEvent]]:
         """What waits in a shard's stream: id, revision, event."""
-        with redis.Redis.from_url(self.redis_url) as client:
+        with redis_client(self.redis_url) as client:
             found = client.execute_command("XRANGE", keys.usage(shard), "-", "+")
         return [
             (entry, int(fields[b"revision"]), msgspec.json.decode(fields[b"event"], type=UsageEvent))
@@ -181,7 +184,7 @@ class Ledger:
 
     def drain(self, shard: str) -> None:
         """Move the shard's stream here."""
-        with redis.Redis.from_url(self.redis_url) as client:
+        with redis_client(self.redis_url) as client:
             for entry, revision, event in self.entries(shard):
                 if revision > self.rows.get(event.request_id, (0, event))[0]:
                     self.rows[event.request_id] = (revision, event)

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any, get_args
 from uuid import UUID
 
-import redis as redis_py
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,9 +15,11 @@ from gateway.admission.service import Admission
 from gateway.admission.ticket import Bound, Draft
 from gateway.billing.usage import Status, TokenUsage
 from gateway.ids import uuid7
+from gateway.redis_url import client as redis_client
 from gateway.tenants.principal import BudgetPeriod, Limit, Principal, RateWindow, Subject
 from tests.gateway.admission.model import Ask, Model, Request
 from tests.gateway.admission.support import TARIFF, Ledger, admission, limit, tenant
+from tests.redis_cluster import RedisCluster
 
 # Before each step the clock of the scripts is set to 0.1 s past a whole second of the model, so that a step may take
 # nearly a second and is still one moment.
@@ -45,11 +46,11 @@ def limits(draw: st.DrawFn) -> Limit:
     metric = draw(st.sampled_from(["budget", "requests", "tokens", "concurrent"]))
     match metric:
         case "budget":
-            window, amount = draw(st.sampled_from(get_args(BudgetPeriod))), draw(st.integers(0, 200_000))
+            window, amount = draw(st.sampled_from(get_args(BudgetPeriod))), draw(st.integers(0, 400_000))
         case "requests":
-            window, amount = draw(st.sampled_from(get_args(RateWindow))), draw(st.integers(0, 5))
+            window, amount = draw(st.sampled_from(get_args(RateWindow))), draw(st.integers(0, 8))
         case "tokens":
-            window, amount = draw(st.sampled_from(get_args(RateWindow))), draw(st.integers(0, 300))
+            window, amount = draw(st.sampled_from(get_args(RateWindow))), draw(st.integers(0, 600))
         case _:
             window, amount = None, draw(st.integers(0, 4))
     return limit(metric, amount, window, subject, target, hard=hard)  # type: ignore[arg-type]
@@ -60,7 +61,7 @@ def name_of(each: Limit) -> tuple[object, ...]:
 
 
 tokens = st.tuples(st.integers(0, 40), st.integers(0, 40))
-indices = st.integers(0, 30)
+indices = st.integers(-12, -1)
 gateways = st.integers(0, 1)
 admissions = st.tuples(
     st.just("admit"),
@@ -79,9 +80,10 @@ operations = st.one_of(
     st.tuples(st.just("settle"), indices, st.sampled_from(["ok", "aborted", "failed"]), tokens, st.integers(0, 2)),
     st.tuples(st.just("checkpoint"), indices, tokens),
     st.tuples(st.just("renew"), gateways),
+    st.tuples(st.just("silence"), st.booleans()),
     st.tuples(st.just("die"), indices),
     st.tuples(st.just("expire"), gateways),
-    st.tuples(st.just("advance"), st.sampled_from([1, 3, 9, 10, 30, 60, 61, 600, 3660, DAY // 2, DAY])),
+    st.tuples(st.just("advance"), st.sampled_from([1, 3, 9, 10, 10, 30, 60, 61, 600, 3660, DAY // 2, DAY])),
     st.tuples(st.just("repeat"), gateways),
     st.tuples(st.just("drain")),
     st.tuples(st.just("flush"), st.booleans()),
@@ -148,6 +150,7 @@ class Example:
             assert headers.get(f"x-ratelimit-remaining-{metric}") == (None if left is None else str(left))
 
     def pick(self, index: int) -> Request | None:
+        """One of the latest."""
         return self.model.requests[index % len(self.model.requests)] if self.model.requests else None
 
     async def settle(self, index: int, status: Status, used: tuple[int, int], attempts: int) -> None:
@@ -176,6 +179,14 @@ class Example:
         await self.gates[which].expire_leases()
         self.model.expire()
 
+    async def silence(self, awake: bool) -> None:
+        """Gateways are silent for longer than a lease; the janitor comes by, and then perhaps they wake."""
+        await self.advance(10)
+        await self.expire(0)
+        if awake:
+            await self.renew(0)
+            await self.renew(1)
+
     async def advance(self, seconds: int) -> None:
         self.model.now += seconds
         await self.set_clocks()
@@ -195,7 +206,7 @@ class Example:
             await self.renew(which)
         if drained or any(each.rows and not each.by_gateway for each in self.model.requests):
             await self.drain()
-        with redis_py.Redis.from_url(self.ledger.redis_url) as client:
+        with redis_client(self.ledger.redis_url) as client:
             client.flushdb()
         for gate in self.gates:
             await gate._leases.renew()
@@ -208,7 +219,7 @@ class Example:
         if found.budgets:
             counter = found.budgets[index % len(found.budgets)].counter
             key = f"{keys.tenant(self.shard, self.tenant_id)}:{counter}"
-            with redis_py.Redis.from_url(self.ledger.redis_url) as client:
+            with redis_client(self.ledger.redis_url) as client:
                 client.delete(key)
 
     def running(self, *gates: Admission) -> set[object]:
@@ -227,12 +238,10 @@ class Example:
             assert event.admitted_at == request.ticket.admitted_at
 
 
-@settings(max_examples=100)
-@given(st.lists(limits(), max_size=5, unique_by=name_of), st.lists(operations, max_size=40))
-def test_redis_counts_as_the_rules_say(redis_server: str, chosen: list[Limit], steps: list[tuple[Any, ...]]) -> None:
+def check(redis_url: str, chosen: list[Limit], steps: list[tuple[Any, ...]]) -> None:
     async def run() -> None:
-        ledger = Ledger(redis_server)
-        async with admission(redis_server, ledger) as one, admission(redis_server, ledger) as two:
+        ledger = Ledger(redis_url)
+        async with admission(redis_url, ledger) as one, admission(redis_url, ledger) as two:
             seconds, _ = await one._redis.command("TIME")
             model = Model(int(seconds) // DAY * DAY + DAY + NOON)
             tenant_id = uuid7()
@@ -246,3 +255,20 @@ def test_redis_counts_as_the_rules_say(redis_server: str, chosen: list[Limit], s
             example.check_rows()
 
     asyncio.run(run())
+
+
+cases = given(st.lists(limits(), max_size=5, unique_by=name_of), st.lists(operations, max_size=40))
+
+
+@settings(max_examples=100)
+@cases
+def test_redis_counts_as_the_rules_say(redis_server: str, chosen: list[Limit], steps: list[tuple[Any, ...]]) -> None:
+    check(redis_server, chosen, steps)
+
+
+@settings(max_examples=15)
+@cases
+def test_a_cluster_counts_as_the_rules_say(
+    redis_cluster: RedisCluster, chosen: list[Limit], steps: list[tuple[Any, ...]]
+) -> None:
+    check(redis_cluster.url, chosen, steps)

@@ -16,11 +16,12 @@ from gateway.billing.usage import TokenUsage
 from gateway.clock import SystemClock
 from gateway.db.engine import create_engine
 from gateway.ids import uuid7
-from tests.gateway.admission.support import Ledger, admission, advance, eventually, take, tenant, totals
+from tests.gateway.admission.support import Ledger, admission, advance, eventually, on_both, take, tenant, totals
 
 EVER = (datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC))
 
 
+@on_both
 async def test_a_budget_given_in_mid_period_counts_what_was_spent_before(gate: Admission, ledger: Ledger) -> None:
     tenant_id = uuid7()
     free = tenant(tenant_id=tenant_id)
@@ -63,6 +64,7 @@ async def test_another_kind_of_period_is_counted_anew(gate: Admission, ledger: L
     assert ledger.readings == 4
 
 
+@on_both
 async def test_the_ledger_is_read_once_a_period(redis_url: str, ledger: Ledger) -> None:
     principal = tenant(budget=(10**9, "day"))
     async with admission(redis_url, ledger) as one, admission(redis_url, ledger) as two:
@@ -176,6 +178,7 @@ async def test_those_who_waited_go_on_when_the_first_reader_is_cancelled(redis_u
         assert ledger.readings == 2
 
 
+@on_both
 async def test_with_the_real_ledger_and_its_drainer_at_work(redis_url: str, database_url: str) -> None:
     """Budgets are counted anew again and again while rows move from Redis to Postgres; no cent is lost or doubled."""
     engine = create_engine(database_url)

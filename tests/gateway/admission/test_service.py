@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-import redis as redis_py
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,8 +22,20 @@ from gateway.billing.usage import TokenUsage
 from gateway.clock import SystemClock
 from gateway.ids import uuid7
 from gateway.local.services import EmbeddedRedis
+from gateway.redis_url import client as redis_client
 from gateway.tenants.principal import Principal
-from tests.gateway.admission.support import DRAFT, NOTHING, Ledger, admission, advance, eventually, take, tenant, totals
+from tests.gateway.admission.support import (
+    DRAFT,
+    NOTHING,
+    Ledger,
+    admission,
+    advance,
+    eventually,
+    on_both,
+    take,
+    tenant,
+    totals,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -36,7 +47,7 @@ async def refusal(gate: Admission, principal: Principal, bound: int = 0) -> Refu
 
 
 def refusals(redis_url: str, principal: Principal) -> dict[str, int]:
-    with redis_py.Redis.from_url(redis_url) as client:
+    with redis_client(redis_url) as client:
         found = client.hgetall(keys.refusals(principal.shard))
     return {
         field.decode(): int(count)
@@ -74,6 +85,7 @@ async def test_requests_per_minute_with_headers_and_a_true_retry_after(gate: Adm
     await refusal(gate, principal)
 
 
+@on_both
 async def test_refusals_use_nothing_up(gate: Admission, redis_url: str) -> None:
     principal = tenant(rpm=2, slots=1, budget=100)
     held = await take(gate, principal, 60)
@@ -178,6 +190,7 @@ async def test_a_clock_set_back_admits_no_more_and_breaks_nothing(gate: Admissio
 # Concurrent requests
 
 
+@on_both
 async def test_slots_come_back_at_settlement(gate: Admission) -> None:
     principal = tenant(slots=2)
     first, second = await take(gate, principal), await take(gate, principal)
@@ -202,6 +215,7 @@ async def test_only_live_leases_hold_slots(gate: Admission) -> None:
 # Budgets
 
 
+@on_both
 async def test_the_worst_case_is_reserved_and_the_difference_returned(gate: Admission) -> None:
     principal = tenant(budget=100_000)
     first = await take(gate, principal, 60_000)
@@ -296,6 +310,7 @@ async def test_amounts_are_exact_up_to_the_largest(gate: Admission, redis_url: s
     ("principal", "bound", "passes"),
     [(tenant(rpm=10), 0, 10), (tenant(slots=7), 0, 7), (tenant(budget=1000), 90, 11), (tenant(5, 9, 1000), 90, 5)],
 )
+@on_both
 async def test_replicas_share_every_limit(
     redis_url: str, ledger: Ledger, principal: Principal, bound: int, passes: int
 ) -> None:
@@ -359,6 +374,7 @@ async def test_the_time_of_redis_counts_whatever_this_hosts_clock_says(redis_url
 # Staleness
 
 
+@on_both
 async def test_an_announced_generation_makes_older_principals_stale(redis_url: str, ledger: Ledger) -> None:
     tenant_id = uuid7()
     async with admission(redis_url, ledger) as one, admission(redis_url, ledger) as two:
@@ -417,6 +433,7 @@ async def test_a_request_id_is_admitted_once(gate: Admission) -> None:
 # Cancellation and trouble
 
 
+@on_both
 async def test_a_cancelled_admission_leaves_nothing(gate: Admission, ledger: Ledger) -> None:
     principal = tenant(rpm=1, slots=1, budget=100)
     await take(gate, tenant())

@@ -4,11 +4,12 @@ import asyncio
 from pathlib import Path
 
 from gateway.admission import keys
-from gateway.admission.redis import PipelinedRedis
+from gateway.admission.redis import RedisClient, create_redis
 from gateway.admission.settlements import Settlement, Settlements
 from gateway.clock import SystemClock
 from gateway.ids import uuid7
 from gateway.local.services import EmbeddedRedis
+from gateway.redis_url import client
 
 
 def settlement(charged: int = 5) -> Settlement:
@@ -28,12 +29,12 @@ def settlement(charged: int = 5) -> Settlement:
     return Settlement(request_id, spelled.shard, script_keys, arguments)
 
 
-async def entries(redis: PipelinedRedis, shard: str) -> int:
+async def entries(redis: RedisClient, shard: str) -> int:
     return int(await redis.command("XLEN", keys.usage(shard)))
 
 
 async def test_it_lands_at_once_and_once(redis_url: str) -> None:
-    redis = PipelinedRedis(redis_url, timeout_s=2)
+    redis = create_redis(redis_url, timeout_s=2)
     settlements = Settlements(redis, SystemClock(), limit=10)
     one = settlement()
     settlements.submit(one)
@@ -49,14 +50,15 @@ async def test_it_lands_at_once_and_once(redis_url: str) -> None:
 
 
 async def test_only_the_emptied_shard_is_sent_again(redis_url: str) -> None:
-    redis = PipelinedRedis(redis_url, timeout_s=2)
+    redis = create_redis(redis_url, timeout_s=2)
     settlements = Settlements(redis, SystemClock(), limit=100)
     lost = settlement()
     others = [each for each in (settlement() for _ in range(10)) if each.shard != lost.shard]
     for each in (lost, *others):
         settlements.submit(each)
     await settlements.drained()
-    await redis.command("FLUSHALL")
+    with client(redis_url) as connected:
+        connected.flushall()
     settlements.resend(lost.shard)
     assert settlements.waiting == 1
     await settlements.drained()
@@ -68,7 +70,7 @@ async def test_only_the_emptied_shard_is_sent_again(redis_url: str) -> None:
 async def test_they_are_repeated_until_redis_is_back(services_dir: Path) -> None:
     service = EmbeddedRedis(services_dir / "redis")
     url = service.start()
-    redis = PipelinedRedis(url, timeout_s=0.3)
+    redis = create_redis(url, timeout_s=0.3)
     settlements = Settlements(redis, SystemClock(), limit=3)
     runner = asyncio.ensure_future(settlements.run())
     service.stop()
