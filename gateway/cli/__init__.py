@@ -25,6 +25,7 @@ _COMMANDS = {
     "pool": "gateway.cli.routes:pool",
     "route": "gateway.cli.routes:route",
     "price": "gateway.cli.prices:price",
+    "apply": "gateway.cli.apply:apply",
     "usage": "gateway.cli.usage:usage",
     "invoice": "gateway.cli.invoice:invoice",
     "dead": "gateway.cli.dead:dead",

@@ -1,0 +1,47 @@
+"""Steps of a fleet file's plan, and how their differences read."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+Sign = Literal["+", "~", "-"]
+TellSecret = Callable[[str, str], None]
+"""Is given a name and a secret, which nobody will see again, as soon as it is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    sign: Sign
+    """New, changed, or taken away."""
+    what: str
+    make: Callable[[], Awaitable[object]]
+    details: tuple[str, ...] = ()
+
+
+async def all_pages(page: Callable[[str | None], Awaitable[list[T]]], cursor: Callable[[T], str]) -> list[T]:
+    """What a paged list holds in all. ``page`` gets the cursor of the last entry before."""
+    found: list[T] = []
+    while entries := await page(cursor(found[-1]) if found else None):
+        found += entries
+    return found
+
+
+def differences(old: object, changed: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{name}: {shown(getattr(old, name))} -> {shown(value)}" for name, value in changed.items())
+
+
+def shown(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, Decimal):
+        return f"{value.normalize():f}"
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Collection) and not isinstance(value, str):
+        return ", ".join(sorted(map(str, value))) or "none"
+    return str(value)

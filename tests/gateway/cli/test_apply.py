@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from gateway.clock import SystemClock
+from gateway.local.seed import seed
+from gateway.tenants.audit import AuditRecord
+from gateway.tenants.directory import Directory
+from gateway.tenants.service import Tenants
+from tests.gateway.db.support import opened
+
+Penstock = Callable[..., Result]
+EXAMPLE = Path(__file__).parents[3] / "deploy/fleet.example.toml"
+SMALL = """
+pools = ["pool"]
+[[routes]]
+name = "m"
+pool = "pool"
+context_length = 1000
+[[prices]]
+route = "m"
+input_usd_per_mtok = "1"
+output_usd_per_mtok = "2"
+[[tenants]]
+name = "acme"
+projects = ["website"]
+[[tenants.keys]]
+name = "k"
+[[tenants.limits]]
+metric = "budget"
+window = "month"
+amount_usd = "12.50"
+[[tenants.limits]]
+subject = "end_user"
+target = "someone"
+metric = "requests"
+window = "minute"
+amount = 5
+"""
+
+
+def ok(result: Result) -> str:
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def apply(penstock: Penstock, tmp_path: Path) -> Callable[..., Result]:
+    """``apply(text, "--yes")``"""
+
+    def run(text: str, *options: str) -> Result:
+        (tmp_path / "fleet.toml").write_text(text)
+        return penstock("apply", "-f", "fleet.toml", *options)
+
+    return run
+
+
+async def _audit(database_url: str) -> list[AuditRecord]:
+    async with opened(database_url) as engine:
+        return await Directory(engine, SystemClock()).list_audit(limit=500)
+
+
+async def _tenant_of(database_url: str, key: str) -> str:
+    async with opened(database_url) as engine:
+        return (await Tenants(engine, SystemClock()).authenticate(key)).tenant_name
+
+
+def test_the_example_works_on_the_local_set_up_and_is_done_once(
+    penstock: Penstock, database_url: str, tmp_path: Path
+) -> None:
+    asyncio.run(seed(database_url, None))
+    before = len(asyncio.run(_audit(database_url)))
+    shown = ok(penstock("apply", "-f", str(EXAMPLE), "--dry-run"))
+    assert "~ route smollm2-135m-instruct\n    timeout_s: 300.0 -> 120.0\n" in shown
+    assert "+ limit acme: budget per month of tenant\n    amount = 50.000000000 USD\n" in shown
+    assert "pool" not in [line.split()[1] for line in shown.splitlines() if line[0] in "+~-"]  # it is there
+    assert len(asyncio.run(_audit(database_url))) == before
+    keys = tmp_path / "keys"
+    made = penstock("apply", "-f", str(EXAMPLE), "--yes", "--keys-file", str(keys))
+    assert ok(made) == shown
+    assert keys.stat().st_mode & 0o777 == 0o600
+    secrets = dict(line.split(" ") for line in keys.read_text().splitlines())
+    assert list(secrets) == ["acme/website", "acme/reports"]
+    for secret in secrets.values():
+        assert asyncio.run(_tenant_of(database_url, secret)) == "acme"
+        assert secret not in made.output
+    entries = asyncio.run(_audit(database_url))
+    assert all(entry.actor.startswith("cli:") for entry in entries)
+    assert len([step for step in shown.splitlines() if step[0] in "+~-"]) + 1 == len(entries) - before  # with `default`
+    again = penstock("apply", "-f", str(EXAMPLE), "--yes", "--prune", "--keys-file", str(keys))
+    assert ok(again) == "Nothing to do: all is as the file says.\n"
+    assert len(asyncio.run(_audit(database_url))) == len(entries)
+    assert penstock("tenant", "list").stdout.count("demo") == 1
+
+
+def test_only_differences_are_made_and_shown_before(apply: Callable[..., Result], penstock: Penstock) -> None:
+    secret = ok(apply(SMALL, "--yes")).splitlines()[-1]
+    assert re.fullmatch(r"acme/k sk-penstock-\S+", secret)
+    assert ok(apply(SMALL)) == "Nothing to do: all is as the file says.\n"
+    changed = SMALL.replace('"12.50"', '"13"').replace('input_usd_per_mtok = "1"', 'input_usd_per_mtok = "1.5"')
+    changed = changed.replace('name = "k"', 'name = "k"\nmax_output_tokens = 9').replace("amount = 5", "amount = 6")
+    changed = changed.replace('name = "acme"', 'name = "acme"\nweight = 2')
+    differences = """\
+~ tenant acme
+    weight: 1.0 -> 2.0
+~ key acme/k
+    max_output_tokens: none -> 9
+~ limit acme: budget per month of tenant
+    amount: 12.500000000 USD -> 13.000000000 USD
+~ limit acme: requests per minute of end user someone
+    amount: 5 -> 6
+~ price m
+    input_usd_per_mtok: 1 -> 1.5
+"""
+    assert apply(changed).exit_code == 1  # nobody said yes
+    assert ok(apply(changed, "--dry-run")) == differences
+    assert ok(apply(changed, "--yes")) == differences
+    assert ok(apply(changed)) == "Nothing to do: all is as the file says.\n"
+    assert len(ok(penstock("price", "list", "m")).splitlines()) == 3
+
+
+def test_only_prune_takes_away_and_only_from_lists_that_are_there(
+    apply: Callable[..., Result], penstock: Penstock
+) -> None:
+    ok(apply(SMALL, "--yes"))
+    ok(penstock("tenant", "create", "other"))
+    ok(penstock("key", "create", "--tenant", "other"))
+    less = 'pools = []\nroutes = []\n[[tenants]]\nname = "acme"\nprojects = []\nkeys = []\nlimits = []\n'
+    nothing = "Nothing to do: all is as the file says.\n"
+    assert ok(apply(less, "--yes")) == nothing
+    assert ok(apply('[[tenants]]\nname = "acme"\n', "--prune", "--yes")) == nothing
+    gone = ok(apply(less, "--prune", "--yes"))
+    shown = re.sub(r"\([a-z0-9]+\)|[0-9a-f]{32}", "?", gone)
+    assert (
+        shown
+        == """\
+- limit acme: requests per minute of end user ?
+- limit acme: budget per month of tenant
+- key acme/k ?
+- project acme/website
+- route m
+- pool pool
+"""
+    )
+    assert ok(apply(less, "--prune")) == nothing
+    assert "revoked" not in ok(penstock("key", "list", "--tenant", "other"))
+
+
+WRONG = [
+    ("pools = [", ["not TOML"]),
+    ("fools = []", ["the file", "fools"]),
+    (SMALL.replace("context_length", "contxt_length"), ["routes[0] ('m')", "contxt_length"]),
+    (SMALL.replace('name = "k"', 'name = "k"\nrole = "x"'), ["tenants[0] ('acme').keys[0] ('k')", "role"]),
+    (SMALL.replace('"12.50"', "12.5"), ["limits[0]", "amount_usd", "str"]),
+    (SMALL.replace('"1"', "0.1"), ["prices[0].input_usd_per_mtok", "str"]),
+    (SMALL.replace('"1"', '"99999"'), ["prices[0]", "out of range"]),
+    (SMALL.replace("amount = 5", 'amount_usd = "5"'), ["limits[1]", "not USD"]),
+    (SMALL.replace('"month"', '"minute"'), ["limits[0]", "budget"]),
+    (SMALL + '[[tenants]]\nname = "acme"\n', ["tenant 'acme'", "2 times"]),
+    (SMALL.replace('route = "m"', 'route = "x"'), ["'x'", "neither there nor in the file"]),
+    (SMALL.replace('subject = "end_user"', 'subject = "key"'), ["no key 'someone'"]),
+    (SMALL.replace('name = "acme"', 'name = "acme"\ntimezone = "Mars"'), ["time zone"]),
+]
+
+
+def test_what_cannot_be_is_refused_with_its_place(apply: Callable[..., Result], penstock: Penstock) -> None:
+    for wrong, words in WRONG:
+        result = apply(wrong, "--yes")
+        assert result.exit_code == 1, wrong
+        for word in words:
+            assert word in result.stderr
+    assert ok(penstock("pool", "list")) == ""  # nothing was begun
+
+
+def test_secrets_go_to_no_file_that_others_may_read(apply: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "keys").touch(mode=0o644)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name, word in (("keys", "chmod 600"), ("link", "cannot be written"), ("no/where", "cannot be written")):
+        result = apply(SMALL, "--yes", "--keys-file", name)
+        assert result.exit_code == 1
+        assert word in result.stderr
+    assert ok(apply(SMALL, "--dry-run", "--keys-file", "new")).startswith("+ pool pool\n")
+    assert not (tmp_path / "new").exists()
