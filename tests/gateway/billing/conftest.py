@@ -6,6 +6,7 @@ import pytest
 import redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.redis_url import client as redis_client
 from tests.gateway.billing.support import Stream
 from tests.gateway.db.support import ManualClock, opened
 
@@ -23,7 +24,7 @@ async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+    with redis_client(redis_url, decode_responses=True) as client:
         yield client
 
 

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 
 from gateway.local.services import EmbeddedRedis, free_port
+from gateway.redis_url import client as redis_client
 from gateway.routing.registry import Registry, RegistryUnavailable
+from tests.redis_cluster import RedisCluster
 from worker.protocol.fleet import WorkerRecord
 
 
@@ -58,7 +59,7 @@ async def test_a_silent_worker_is_gone_after_its_time_and_leaves_nothing_behind(
         await asyncio.sleep(0.2)
         await registry.refresh()
         assert ids(registry) == []
-    with redis.Redis.from_url(redis_url) as client:
+    with redis_client(redis_url) as client:
         assert client.smembers("{fleet}:pool:pool") == set()
 
 
@@ -82,7 +83,7 @@ async def test_an_unreadable_record_harms_no_other(redis_url: str) -> None:
     async with make(redis_url) as registry:
         await registry.register(record("w1"))
         await registry.register(record("w2"))
-        with redis.Redis.from_url(redis_url) as client:
+        with redis_client(redis_url) as client:
             client.set("{fleet}:worker:w1", b'{"worker_id": 5')
         await registry.refresh()
         assert ids(registry) == ["w2"]
@@ -126,3 +127,35 @@ async def test_a_large_fleet_at_once_shares_few_connections(redis_url: str) -> N
     async with make(redis_url) as one:
         await asyncio.gather(*(one.register(record(f"w{number}")) for number in range(150)))
         assert len(one.workers()) == 150
+
+
+async def test_a_cluster_keeps_the_records_through_the_death_of_their_node(services_dir: Any) -> None:
+    cluster = RedisCluster(services_dir, durable=True)
+    await asyncio.to_thread(cluster.start)
+    node = cluster.owner(int(cluster.nodes[0].ask("CLUSTER", "KEYSLOT", "{fleet}")))
+    try:
+        async with make(cluster.url) as here, make(cluster.url, refresh_s=0.05) as there:
+            await asyncio.gather(*(here.register(record(f"w{number}")) for number in range(20)))
+            await eventually(lambda: len(ids(there)) == 20)
+            await here.withdraw("w0")
+            await eventually(lambda: len(ids(there)) == 19)
+            await asyncio.to_thread(node.kill)
+            with pytest.raises(RegistryUnavailable):
+                await here.refresh()
+            assert len(ids(there)) == 19
+            await asyncio.to_thread(node.start)
+            # A node that restarts lets a second pass before it serves its slots again.
+            await eventually_refreshed(here)
+            await here.register(record("w0"))
+            await eventually(lambda: len(ids(there)) == 20)
+    finally:
+        await asyncio.to_thread(cluster.stop)
+
+
+async def eventually_refreshed(registry: Registry) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await registry.refresh()
+            except RegistryUnavailable:
+                await asyncio.sleep(0.05)
