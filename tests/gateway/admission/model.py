@@ -46,6 +46,9 @@ class Request:
     by_gateway: bool = False
     refunded: bool = False
     resumed: bool = False
+    """The janitor settled it, and then its gateway woke."""
+    forgotten: bool = False
+    """Redis was emptied after it was settled."""
 
     @property
     def open(self) -> bool:
@@ -195,7 +198,7 @@ class Model:
     def renew(self, running: set[object]) -> None:
         """``running``: ids of the requests that a gateway remembers."""
         for request in self.requests:
-            if request.by_gateway or request.ticket.request_id not in running:
+            if request.by_gateway or request.forgotten or request.ticket.request_id not in running:
                 continue
             if request.open:
                 request.kept = request.seen
@@ -206,7 +209,7 @@ class Model:
     def flush(self, running: set[object]) -> None:
         """Redis forgot everything; gateways brought back what they hold. What was settled is known from the ledger."""
         for request in self.requests:
-            request.resumed = False
+            request.resumed, request.forgotten = False, request.forgotten or bool(request.rows)
             if request.open and request.ticket.request_id not in running:
                 request.lost = True
             elif request.open:
