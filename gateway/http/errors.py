@@ -128,7 +128,9 @@ def _configuration_error(request: AnyRequest, fault: ConfigurationError) -> Resp
     message = str(fault)
     if isinstance(fault, InvalidField):
         return _answer(request, status, f"{message}.", None, {}, fault.field)
-    return _answer(request, status, f"{message[:1].upper()}{message[1:]}.", None, {})
+    begins_with_field = "_" in message.partition(" ")[0]
+    sentence = message if begins_with_field else f"{message[:1].upper()}{message[1:]}"
+    return _answer(request, status, f"{sentence}.", None, {})
 
 
 def _services_away(request: AnyRequest, fault: Exception) -> Response[bytes]:

@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from gateway.billing.price_spec import RATES, Basis, PriceSpec, checked, parse_rate
 from gateway.routing.route import UnpricedPolicy
+from gateway.tenants.fleet_steps import at
 from gateway.tenants.limit_amount import required_amount
 from gateway.tenants.principal import BudgetPeriod, Metric, RateWindow, RedisLossPolicy, Scope, Subject
 from gateway.tenants.records import ConfigurationError
@@ -137,7 +138,7 @@ def read_fleet_file(text: str) -> FleetFile:
     _check_once("tenant", (tenant.name for tenant in fleet.tenants))
     _check_once("price", ((p.route, p.tenant, p.basis, p.effective_from) for p in fleet.prices))
     for number, price in enumerate(fleet.prices):
-        _at(f"prices[{number}]", price.spec)
+        at(f"prices[{number}]", price.spec)
     for tenant in fleet.tenants:
         where = f"tenant {tenant.name!r}"
         _check_once(f"project of {where}", tenant.projects or ())
@@ -146,15 +147,8 @@ def read_fleet_file(text: str) -> FleetFile:
             f"limit of {where}", ((one.subject, one.target, one.metric, one.window) for one in tenant.limits or ())
         )
         for number, limit in enumerate(tenant.limits or ()):
-            _at(f"{where}, limits[{number}]", limit.spec)
+            at(f"{where}, limits[{number}]", limit.spec)
     return fleet
-
-
-def _at(place: str, check: Any) -> None:
-    try:
-        check()
-    except ConfigurationError as fault:
-        raise ConfigurationError(f"{place}: {fault}") from fault
 
 
 def _named(values: Any, place: str) -> str:

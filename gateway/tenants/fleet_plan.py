@@ -22,7 +22,7 @@ from gateway.tenants.audit import Actor
 from gateway.tenants.catalog import Catalog, RouteChange, check_route
 from gateway.tenants.directory import Directory
 from gateway.tenants.fleet_file import FleetFile, PriceEntry, RouteEntry, TenantEntry
-from gateway.tenants.fleet_steps import Step, TellSecret, all_pages, differences, shown
+from gateway.tenants.fleet_steps import Step, TellSecret, all_pages, at, differences, shown
 from gateway.tenants.fleet_tenants import TenantPlanner
 from gateway.tenants.records import ConfigurationError, StateConflict, TenantRecord, check_name
 from gateway.tenants.specs import MAX_PAGE
@@ -96,13 +96,13 @@ class FleetPlanner:
     def _route(self, entry: RouteEntry, old: Route | None) -> Step | None:
         values = {name: value for name, value in msgspec.structs.asdict(entry).items() if value is not UNSET}
         if old is None:
-            new = check_route(new_route(**values))
+            new = at(f"route {entry.name!r}", lambda: check_route(new_route(**values)))
             details = [f"{name} = {shown(getattr(new, name))}" for name in RouteChange.__struct_fields__]
             return Step("+", f"route {new.name}", lambda: self.catalog.create_route(self.actor, new), tuple(details))
         changed = {name: value for name, value in values.items() if value != getattr(old, name)}
         if not changed:
             return None
-        check_route(replace(old, **changed))
+        at(f"route {entry.name!r}, of which the rest stays as it is", lambda: check_route(replace(old, **changed)))
         return Step(
             "~",
             f"route {old.name}",

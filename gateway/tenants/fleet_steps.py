@@ -8,6 +8,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Literal, TypeVar
 
+from gateway.tenants.records import ConfigurationError
+
 T = TypeVar("T")
 Sign = Literal["+", "~", "-"]
 TellSecret = Callable[[str, str], None]
@@ -29,6 +31,14 @@ async def all_pages(page: Callable[[str | None], Awaitable[list[T]]], cursor: Ca
     while entries := await page(cursor(found[-1]) if found else None):
         found += entries
     return found
+
+
+def at(place: str, check: Callable[[], T]) -> T:
+    """What ``check`` gives. Raises ConfigurationError that names the place."""
+    try:
+        return check()
+    except ConfigurationError as fault:
+        raise ConfigurationError(f"{place}: {fault}") from fault
 
 
 def differences(old: object, changed: Mapping[str, Any]) -> tuple[str, ...]:

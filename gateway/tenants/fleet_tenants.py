@@ -14,7 +14,7 @@ from gateway.tenants.audit import Actor
 from gateway.tenants.directory import Directory
 from gateway.tenants.end_users import end_user_hash
 from gateway.tenants.fleet_file import KeyEntry, LimitEntry, TenantEntry
-from gateway.tenants.fleet_steps import Step, TellSecret, all_pages, differences, shown
+from gateway.tenants.fleet_steps import Step, TellSecret, all_pages, at, differences, shown
 from gateway.tenants.records import (
     ConfigurationError,
     KeyRecord,
@@ -106,7 +106,7 @@ class TenantPlanner:
         values = {name: getattr(entry, name) for name in _SETTINGS if getattr(entry, name) is not UNSET}
         name = entry.name
         if old is None:
-            settings = check_settings(TenantSettings(**values))
+            settings = at(f"tenant {name!r}", lambda: check_settings(TenantSettings(**values)))
             details = tuple(f"{setting} = {shown(getattr(settings, setting))}" for setting in _SETTINGS)
             return [
                 Step("+", f"tenant {check_name('tenant', name)}", lambda: self._create_tenant(name, settings), details)
@@ -114,7 +114,8 @@ class TenantPlanner:
         changed = {setting: value for setting, value in values.items() if value != getattr(old, setting)}
         if not changed:
             return []
-        check_settings(TenantSettings(**({setting: getattr(old, setting) for setting in _SETTINGS} | changed)))
+        merged = {setting: getattr(old, setting) for setting in _SETTINGS} | changed
+        at(f"tenant {name!r}", lambda: check_settings(TenantSettings(**merged)))
         return [Step("~", f"tenant {name}", lambda: self._update_tenant(old, changed), differences(old, changed))]
 
     async def _create_tenant(self, name: str, settings: TenantSettings) -> None:
@@ -168,8 +169,8 @@ class TenantPlanner:
         values = {name: value for name, value in msgspec.structs.asdict(entry).items() if value is not UNSET}
         del values["name"]
         project = values.pop("project", None)
-        _check_key(entry, values)
         what = f"key {tenant}/{entry.name}"
+        at(what, lambda: _check_key(entry, values))
         if old is None:
             details = [f"project = {project or DEFAULT_PROJECT}"]
             details += [f"{name} = {shown(value)}" for name, value in values.items()]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 from urllib.parse import quote
 
 import msgspec
 from litestar import Response
-from litestar._openapi.schema_generation import SchemaCreator
 from litestar.dto import AbstractDTO
 from litestar.openapi.spec import (
     Example,
@@ -31,6 +30,9 @@ from gateway.http.errors import Problem
 from gateway.http.operations import PROBLEM
 from gateway.tenants.records import VersionConflict, is_name
 
+if TYPE_CHECKING:
+    from litestar._openapi.schema_generation import SchemaCreator
+
 T = TypeVar("T")
 MAX_PAGE = 500
 PREFIX = "/admin/v1"
@@ -48,7 +50,8 @@ _NO_SUCH_VERSION = -1
 
 PageSize = Annotated[int, QueryParameter(ge=1, le=MAX_PAGE, description="Most entries of the answer.")]
 After = Annotated[
-    str | None, QueryParameter(description="Only what comes after this entry: `next` of the answer before.")
+    str | None,
+    QueryParameter(min_length=1, description="Only what comes after this entry: `next` of the answer before."),
 ]
 Archived = Annotated[bool, QueryParameter(description="Those that are archived, too.")]
 IfMatch = Annotated[

@@ -165,7 +165,9 @@ WRONG = [
     (SMALL + '[[tenants]]\nname = "acme"\n', ["tenant 'acme'", "2 times"]),
     (SMALL.replace('route = "m"', 'route = "x"'), ["'x'", "neither there nor in the file"]),
     (SMALL.replace('subject = "end_user"', 'subject = "key"'), ["no key 'someone'"]),
-    (SMALL.replace('name = "acme"', 'name = "acme"\ntimezone = "Mars"'), ["time zone"]),
+    (SMALL.replace('name = "acme"', 'name = "acme"\ntimezone = "Mars"'), ["tenant 'acme'", "time zone"]),
+    (SMALL.replace("1000\n", "1000\ndefault_output_tokens = 2000\n"), ["route 'm'", "default_output_tokens"]),
+    (SMALL.replace('name = "k"', 'name = "k"\nmax_output_tokens = 0'), ["key acme/k", "max_output_tokens"]),
 ]
 
 
