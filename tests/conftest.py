@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -64,7 +65,9 @@ def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisClu
 
 def _create_database(server: str, name: str, *, template: str | None = None) -> str:
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"' + (f' TEMPLATE "{template}"' if template else ""))
+        # Copied as files, which is quicker than through the log on a server that syncs nothing.
+        copied = f'TEMPLATE "{template or "template1"}" STRATEGY FILE_COPY'
+        connection.execute(f'CREATE DATABASE "{name}" {copied}')
     return _text(make_url(server).set(database=name))
 
 
@@ -84,12 +87,47 @@ def migrated_template(postgres_server: str) -> Iterator[str]:
     _drop_database(postgres_server, name)
 
 
+class _Databases:
+    """Makes the next test's database while this one runs, and drops them behind it."""
+
+    def __init__(self, server: str, template: str, worker: ThreadPoolExecutor) -> None:
+        self._server = server
+        self._template = template
+        self._worker = worker
+        self._next = self._make()
+
+    def _make(self) -> Future[str]:
+        name = f"test_{uuid.uuid4().hex[:12]}"
+        return self._worker.submit(_create_database, self._server, name, template=self._template)
+
+    def take(self) -> str:
+        taken, self._next = self._next, self._make()
+        return taken.result()
+
+    def last(self) -> str:
+        """The one that no test will take."""
+        return self._next.result()
+
+    def drop(self, url: str) -> None:
+        name = make_url(url).database
+        assert name is not None
+        self._worker.submit(_drop_database, self._server, name)
+
+
+@pytest.fixture(scope="session")
+def databases(postgres_server: str, migrated_template: str) -> Iterator[_Databases]:
+    with ThreadPoolExecutor(1) as worker:
+        made = _Databases(postgres_server, migrated_template, worker)
+        yield made
+        made.drop(made.last())
+
+
 @pytest.fixture
-def database_url(postgres_server: str, migrated_template: str) -> Iterator[str]:
+def database_url(databases: _Databases) -> Iterator[str]:
     """A migrated database of this test's own, without rows."""
-    name = f"test_{uuid.uuid4().hex[:12]}"
-    yield _create_database(postgres_server, name, template=migrated_template)
-    _drop_database(postgres_server, name)
+    url = databases.take()
+    yield url
+    databases.drop(url)
 
 
 @pytest.fixture
