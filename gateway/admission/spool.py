@@ -208,7 +208,8 @@ class Spool:
 
     def _clear(self) -> None:
         if self._file is not None:
-            self._file.clear()
+            self._file.remove()
+            self._file = None
 
 
 def _next(batches: Generator[list[Record], None, None]) -> list[Record] | None:

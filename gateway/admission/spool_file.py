@@ -134,11 +134,6 @@ class SpoolFile:
             raise
         self._end = at
 
-    def clear(self) -> None:
-        """Forget all settlements."""
-        os.ftruncate(self._descriptor, len(HEADER))
-        self._end = len(HEADER)
-
     def batches(self, size: int, reading: Reading) -> Generator[list[Record], None, None]:
         """All settlements, ``size`` at a time. Raises UnknownFormat."""
         with os.fdopen(os.dup(self._descriptor), "rb") as source:
