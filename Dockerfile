@@ -23,6 +23,8 @@ RUN uv pip install --no-cache --python /opt/penstock/bin/python --require-hashes
 
 FROM base AS gateway
 COPY --from=gateway-build /opt/penstock /opt/penstock
+# A new volume mounted there takes over its owner.
+RUN install --directory --owner=penstock --group=penstock --mode=0700 /var/lib/penstock/spool
 USER penstock
 EXPOSE 8080
 CMD ["penstock", "serve", "--host", "0.0.0.0", "--port", "8080"]
