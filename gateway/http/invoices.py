@@ -42,6 +42,7 @@ def invoice_handlers(tenants: Tenants, engine: AsyncEngine, clock: Clock) -> lis
         operation_id="makeInvoice",
         operation_class=operation(ADMIN_ERRORS, media_types=("text/html",)),
         summary="Make a tenant's invoice for a month",
+        security=[{"admin_key": []}],
         tags=["Administration"],
     )
     async def make_invoice(
@@ -66,6 +67,7 @@ def invoice_handlers(tenants: Tenants, engine: AsyncEngine, clock: Clock) -> lis
         operation_id="forecastCharges",
         operation_class=operation(ADMIN_ERRORS),
         summary="Forecast a tenant's charges to the end of the month",
+        security=[{"admin_key": []}],
         tags=["Administration"],
     )
     async def forecast_charges(request: AnyRequest, tenant: TenantRef) -> Forecast:
