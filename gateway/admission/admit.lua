@@ -54,10 +54,12 @@ local missing = {}
 -- limit's id, what came while there was none.
 local function read_window(n, width, limit)
   local held = redis.call('HMGET', key[n], 'n', 'oldest', 'epoch', 'limit')
+  bucket[n] = math.floor(now / width)
   if held[3] ~= epoch and now - tonumber(epoch) < (BUCKETS + 1) * width or held[1] and held[4] ~= limit then
     missing[#missing + 1] = n
+    used[n], oldest[n] = 0, bucket[n]
+    return
   end
-  bucket[n] = math.floor(now / width)
   local first = bucket[n] - BUCKETS
   used[n] = tonumber(held[1] or '0')
   oldest[n] = math.min(tonumber(held[2] or text(bucket[n])), bucket[n]) -- a clock may be set back
@@ -67,7 +69,9 @@ local function read_window(n, width, limit)
   if first - oldest[n] > BUCKETS then
     redis.call('DEL', key[n])
     used[n] = 0
-    redis.call('HSET', key[n], 'epoch', held[3] or '', 'limit', held[4] or '')
+    if held[3] then
+      redis.call('HSET', key[n], 'epoch', held[3])
+    end
   else
     for past = oldest[n], first - 1 do
       local passed = redis.call('HGET', key[n], text(past))
@@ -78,7 +82,7 @@ local function read_window(n, width, limit)
     end
   end
   oldest[n] = first
-  redis.call('HSET', key[n], 'n', text(used[n]), 'oldest', text(first))
+  redis.call('HSET', key[n], 'n', text(used[n]), 'oldest', text(first), 'limit', limit)
   redis.call('PEXPIRE', key[n], (BUCKETS + 2) * width)
 end
 

@@ -21,7 +21,7 @@ for _, id in ipairs(expired) do
     local request = { admitted = tonumber(held[3]), counters = held[8], user = held[9] }
     if held[1] == 'open' then
       local by = { spent = tonumber(held[6]), reserved = 0 - tonumber(held[4]),
-        tokens = tonumber(held[7]) - tonumber(held[5]), requests = 0 }
+        tokens = tonumber(held[7] or '0') - tonumber(held[5] or '0'), requests = 0 }
       change(tenant, held[2], id, request, by, KEYS[3], now)
       redis.call('HINCRBY', tenant, 'settlements', 1)
       redis.call('XADD', KEYS[2], '*', 'event', held[10], 'revision', '1')

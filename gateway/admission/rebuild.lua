@@ -107,7 +107,7 @@ local spent = sum
 for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
   local reservation = ARGV[2] .. 'request:' .. id
   local held = redis.call('HMGET', reservation, 'state', 'admitted', 'bound', 'tokens', 'who', 'user', 'counters')
-  if held[1] == 'open' and counts(subject, target, cmsgpack.unpack(held[5]), held[6]) then
+  if held[1] == 'open' and counts(subject, target, listed(held[5]), held[6]) then
     fill(tonumber(held[2]), kind == 'b' and tonumber(held[3]) or kind == 't' and tonumber(held[4]) or 1)
     local counters, there = listed(held[7]), false
     for _, other in ipairs(counters) do

@@ -263,7 +263,7 @@ cases = given(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @cases
 def test_redis_counts_as_the_rules_say(redis_server: str, chosen: list[Limit], steps: list[tuple[Any, ...]]) -> None:
     check(redis_server, chosen, steps)
