@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -377,7 +378,7 @@ GatewayFactory = Callable[..., contextlib.AbstractAsyncContextManager[Gateway]]
 
 
 @pytest.fixture
-def start_gateway(database_url: str, redis_url: str) -> GatewayFactory:
+def start_gateway(database_url: str, redis_url: str, tmp_path: Path) -> GatewayFactory:
     """``async with start_gateway(limits=..., keepalive_s=...) as gateway``"""
 
     def start(
@@ -389,6 +390,7 @@ def start_gateway(database_url: str, redis_url: str) -> GatewayFactory:
             "fleet_token": "fleet-token-of-the-tests",
             "secret_key": "secret-key-of-the-tests-of-this-gateway",
             "drain_interval_s": 0.05,
+            "spool_dir": str(tmp_path / "spool"),
         }
         return running_gateway(Settings(**(values | changes)), limits=limits, gateway_clock=gateway_clock)
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from gateway.billing.drainer import Drainer
 from gateway.billing.usage import UsageEvent
 from gateway.cli import main
 from gateway.clock import SystemClock
 from gateway.local.services import free_port
+from gateway.redis_url import client as redis_client
 from gateway.tenants.keys import parse_key
 from gateway.tenants.principal import Principal
 from gateway.tenants.service import Tenants
@@ -30,7 +30,7 @@ async def _authenticate(database_url: str, key: str) -> Principal:
 
 
 async def _drain(database_url: str, redis_url: str, *events: UsageEvent | bytes) -> None:
-    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+    with redis_client(redis_url, decode_responses=True) as client:
         stream = Stream(client)
         for event in events:
             stream.add(event)
@@ -86,7 +86,7 @@ def test_a_change_is_announced_to_gateways(penstock: Penstock, database_url: str
     key = ok(penstock("key", "create", "--tenant", "acme")).strip()
     principal = asyncio.run(_authenticate(database_url, key))
     ok(penstock("tenant", "set", "acme", "--requests-per-minute", "1"))
-    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+    with redis_client(redis_url, decode_responses=True) as client:
         announced = client.hget(f"{principal.shard}:tenant:{principal.tenant_id}", "generation")
     assert int(str(announced)) == principal.generation + 1
 
