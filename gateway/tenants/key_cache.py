@@ -18,6 +18,11 @@ MAX_KNOWN = 10_000
 MAX_UNKNOWN = 10_000
 UNKNOWN_LANES = 2
 MAX_QUEUED = 200
+MAX_AWAY_S = 3600.0
+"""How long a key that was good goes on being good while Postgres is away. Nothing can be revoked there meanwhile; and
+what was, and announced, is noticed at admission and read anew."""
+RETRY_S = 1.0
+"""While Postgres is away, how often it is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +63,37 @@ class KeyCache(Generic[P]):
         self._known: OrderedDict[str, tuple[float, StoredKey[P]]] = OrderedDict()
         self._unknown: OrderedDict[str, float] = OrderedDict()
         self._reads: dict[str, _Read[P]] = {}
+        self._ask_again_at = float("-inf")
         self._count = 0
         self._lanes = asyncio.Semaphore(UNKNOWN_LANES)
         self._queued = 0
 
     async def get(self, public_id: str) -> StoredKey[P] | None:
-        """The key, at most ``cache_s`` old; None: unknown, revoked or expired. Raises DatabaseUnavailable."""
+        """The key, at most ``cache_s`` old, or older while Postgres is away; None: unknown, revoked or expired.
+
+        Raises DatabaseUnavailable for one that is not known here.
+        """
         fresh, key = self._cached(public_id)
         if not fresh:
-            key = await self._look_up(public_id)
+            key = await self._read_or_old(public_id)
         return self._alive(key)
+
+    async def _read_or_old(self, public_id: str) -> StoredKey[P] | None:
+        old = self._old(public_id)
+        if old is not None and self._clock.monotonic() < self._ask_again_at:
+            return old
+        try:
+            return await self._look_up(public_id)
+        except DatabaseUnavailable:
+            old = self._old(public_id)  # it may have been forgotten meanwhile
+            if old is None:
+                raise
+            self._ask_again_at = self._clock.monotonic() + RETRY_S
+            return old
+
+    def _old(self, public_id: str) -> StoredKey[P] | None:
+        read_at, key = self._known.get(public_id, (float("-inf"), None))
+        return key if self._clock.monotonic() - read_at <= MAX_AWAY_S else None
 
     async def reload(self, public_id: str, *, at_least: int | None = None) -> StoredKey[P] | None:
         """The key as Postgres has it now, or a cached one of the generation ``at_least`` or above."""

@@ -128,6 +128,7 @@ async def test_postgres_is_killed(fleet: Fleet) -> None:
         during = count(answers)
         await asyncio.to_thread(fleet.postgres.start)
         await enough(answers, 20)
-    assert during["ok"] > before["ok"], "requests go on"
+    assert during["ok"] > before["ok"]
+    assert count(answers)["refused"] == 0, "requests go on all the time"
     assert count(answers)["cut"] == count(answers)["unknown"] == 0
     await account(fleet, "postgres-killed", answers)

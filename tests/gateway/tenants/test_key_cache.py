@@ -134,6 +134,33 @@ async def test_a_crowd_shares_one_failure(cache: KeyCache[str], store: Store) ->
     assert store.reads == ["a"]
 
 
+async def test_while_postgres_is_away_it_is_asked_once_a_second(
+    cache: KeyCache[str], store: Store, clock: ManualClock
+) -> None:
+    store.keys["a"] = _key()
+    await cache.get("a")
+    store.fault = DatabaseUnavailable("away")
+    for _ in range(10):
+        clock.advance(CACHE_S)
+        for _ in range(5):
+            assert await cache.get("a") == _key()
+    assert len(store.reads) == 11
+    store.fault = None
+    del store.keys["a"]
+    clock.advance(key_cache.RETRY_S)
+    assert await cache.get("a") is None
+
+
+async def test_a_key_that_was_changed_is_not_taken_from_memory_while_postgres_is_away(
+    cache: KeyCache[str], store: Store
+) -> None:
+    store.keys["a"] = _key()
+    await cache.get("a")
+    store.fault = DatabaseUnavailable("away")
+    cache.forget("a")
+    assert await _outcome(cache, "a") == "DatabaseUnavailable"
+
+
 async def _outcome(cache: KeyCache[str], public_id: str) -> str:
     try:
         return str(await cache.get(public_id))
