@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import insert, select, text, update
+from sqlalchemy import insert, or_, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.billing.genai_import import HostedPrice, hosted_price
-from gateway.billing.price_spec import RATES, Basis, PriceSpec, checked
+from gateway.billing.price_spec import LATEST, RATES, Basis, PriceSpec, checked
 from gateway.billing.tariff import Price, Tariff
 from gateway.clock import Clock
 from gateway.db.cached import CachedCopy
@@ -143,15 +143,18 @@ class PriceBook:
         self, actor: Actor, price_id: UUID, at: datetime | None = None, *, if_version: int | None = None
     ) -> Price:
         """Let a price end at ``at`` (now, if not given): the list price takes the place of a tenant's own, and without
-        one the route is unpriced. One that has not begun yet never will.
+        one the route is unpriced. One that has not begun yet never will, and the version before it goes on.
 
         ``if_version``: only if that is its ``price_version``. Raises UnknownPrice, VersionConflict, ConfigurationError,
         DatabaseUnavailable.
         """
         actor.check_may_change()
         now = self._clock.now()
-        if at is not None and (at.tzinfo is None or at < now):
-            raise ConfigurationError("a price ends now or later, at a time with its zone, as 2027-01-01T00:00:00Z")
+        if at is not None and (at.tzinfo is None or not now <= at <= LATEST):
+            raise ConfigurationError(
+                f"a price ends now or later, by {LATEST:%Y} at the latest, at a time with its zone, as "
+                "2027-01-01T00:00:00Z"
+            )
         async with transaction(self._engine) as connection:
             query = select(prices).where(prices.c.id == price_id).with_for_update()
             row = (await connection.execute(query)).one_or_none()
@@ -224,7 +227,9 @@ class PriceBook:
             if self._last is not None and self._last[0] == mark:
                 return self._last[1]
             versions: _Versions = {}
-            for row in await connection.execute(select(prices).order_by(prices.c.effective_from)):
+            # Not those that were withdrawn before they began: the version before them goes on.
+            ever = or_(prices.c.effective_until.is_(None), prices.c.effective_until > prices.c.effective_from)
+            for row in await connection.execute(select(prices).where(ever).order_by(prices.c.effective_from)):
                 versions.setdefault((row.route, row.tenant_id, row.basis), []).append(_price(row))
         self._last = (mark, versions)
         return versions
