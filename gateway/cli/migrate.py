@@ -19,12 +19,12 @@ def migrate(database_url: str | None) -> None:
     Safe to run at any time and by several at once: one works, the others wait. A gateway never does it by itself.
     """
     from gateway.db.engine import DatabaseUnavailable
-    from gateway.db.migrate import upgrade
+    from gateway.db.migrate import MigrationRefused, upgrade
     from gateway.settings import load_settings
 
     url = database_url or load_settings().database_url
     try:
         upgrade(url)
-    except (DatabaseUnavailable, ValueError) as fault:
+    except (DatabaseUnavailable, MigrationRefused, ValueError) as fault:
         raise click.ClickException(str(fault)) from fault
     click.echo("The database is up to date.")

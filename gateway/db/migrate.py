@@ -16,10 +16,16 @@ from gateway.db.engine import CONNECT_TIMEOUT_S, DatabaseUnavailable, psycopg_ur
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 """Beside the ``gateway`` package, in a checkout and in an installed distribution alike."""
 MIGRATION_LOCK = 7_233_921_000
+_REFUSALS = frozenset({"42501", "P0001"})
+"""insufficient_privilege, and what migrations raise themselves."""
 
 
 class SchemaBehind(Exception):
     """The database wants a migration."""
+
+
+class MigrationRefused(Exception):
+    """The database's user lacks a right that a migration needs; the message says which."""
 
 
 async def check_schema(engine: AsyncEngine) -> None:
@@ -45,7 +51,7 @@ def _earlier_revisions() -> frozenset[str]:
 def upgrade(database_url: str, revision: str = "head") -> None:
     """Migrate to ``revision`` in one transaction. Several processes may call it at once: one works, the others wait.
 
-    Raises DatabaseUnavailable when Postgres cannot be reached, ValueError for a wrong URL.
+    Raises DatabaseUnavailable when Postgres cannot be reached, MigrationRefused, ValueError for a wrong URL.
     """
     config = Config()
     # Alembic reads "%" as the begin of an interpolation.
@@ -62,5 +68,10 @@ def upgrade(database_url: str, revision: str = "head") -> None:
             command.upgrade(config, revision)
     except sqlalchemy.exc.OperationalError as fault:
         raise DatabaseUnavailable(f"cannot migrate: {fault.orig}") from fault
+    except sqlalchemy.exc.DBAPIError as fault:
+        if getattr(fault.orig, "sqlstate", None) not in _REFUSALS:
+            raise
+        message = fault.orig.diag.message_primary  # type: ignore[union-attr]
+        raise MigrationRefused(f"the database's user may not migrate: {message}") from fault
     finally:
         engine.dispose()

@@ -34,23 +34,27 @@ BEGIN
         EXCEPTION
             WHEN duplicate_object OR unique_violation THEN NULL;
             WHEN insufficient_privilege THEN
-                RAISE EXCEPTION USING MESSAGE =
-                    'ask for: CREATE ROLE penstock_tenant NOLOGIN; GRANT penstock_tenant TO ' || current_user;
+                RAISE EXCEPTION USING MESSAGE = 'ask for: CREATE ROLE penstock_tenant NOLOGIN; '
+                    'GRANT penstock_tenant TO ' || quote_ident(current_user);
         END;
     END IF;
-    IF NOT pg_has_role(current_user, 'penstock_tenant', 'MEMBER') THEN
-        FOR attempt IN 1..10 LOOP
-            BEGIN
-                EXECUTE 'GRANT penstock_tenant TO ' || quote_ident(current_user);
-                EXIT;
-            EXCEPTION
-                WHEN insufficient_privilege THEN
-                    RAISE EXCEPTION USING MESSAGE = 'ask for: GRANT penstock_tenant TO ' || current_user;
-                -- "tuple concurrently updated" is an internal error.
-                WHEN unique_violation OR internal_error THEN PERFORM pg_sleep(0.05);
-            END;
-        END LOOP;
-    END IF;
+    FOR attempt IN 1..10 LOOP
+        -- Tried, not looked up: since Postgres 16 whoever makes a role is a member of it that may not act as it.
+        BEGIN
+            SET LOCAL ROLE penstock_tenant;
+            RESET ROLE;
+            EXIT;
+        EXCEPTION WHEN insufficient_privilege THEN NULL;
+        END;
+        BEGIN
+            EXECUTE 'GRANT penstock_tenant TO ' || quote_ident(current_user);
+        EXCEPTION
+            WHEN insufficient_privilege THEN
+                RAISE EXCEPTION USING MESSAGE = 'ask for: GRANT penstock_tenant TO ' || quote_ident(current_user);
+            -- "tuple concurrently updated" is an internal error.
+            WHEN unique_violation OR internal_error THEN PERFORM pg_sleep(0.05);
+        END;
+    END LOOP;
 END $$;
 """
 
