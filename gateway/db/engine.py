@@ -18,6 +18,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 CONNECT_TIMEOUT_S = 2
+CHECK_INTERVAL_MS = 1000
 READ_TIMEOUT_S = 2.0
 """How long a request waits for Postgres before it is told that Postgres is away."""
 
@@ -81,7 +82,8 @@ def create_engine(url: str, *, pool_size: int = 10) -> AsyncEngine:
             "async_creator_fn": _PromptConnection.connect,
             "connect_timeout": CONNECT_TIMEOUT_S,
             "application_name": "penstock",
-            "options": "-c timezone=UTC",
+            # So often a statement looks whether its client is still there: without, one that was given up would run on.
+            "options": f"-c timezone=UTC -c client_connection_check_interval={CHECK_INTERVAL_MS}",
         },
     )
 

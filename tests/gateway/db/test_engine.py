@@ -129,6 +129,22 @@ async def test_a_slow_statement_is_unavailable_and_rolled_back(database_url: str
             assert (await connection.execute(text("SELECT count(*) FROM pools"))).scalar_one() == 0
 
 
+async def test_a_statement_that_was_given_up_does_not_run_on_in_postgres(database_url: str) -> None:
+    running = text("SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(301)' AND state = 'active'")
+    async with opened(database_url) as engine:
+
+        async def sleep() -> None:
+            async with transaction(engine, timeout_s=0.3) as connection:
+                await connection.execute(text("SELECT pg_sleep(301)"))
+
+        with pytest.raises(DatabaseUnavailable):
+            await sleep()
+        async with asyncio.timeout(30), engine.connect() as connection:
+            await connection.execution_options(isolation_level="AUTOCOMMIT")
+            while await connection.scalar(running):  # noqa: ASYNC110 - Postgres tells no event
+                await asyncio.sleep(0.05)
+
+
 async def test_a_cancelled_caller_is_cancelled_not_unavailable(database_url: str) -> None:
     async with opened(database_url, pool_size=1) as engine:
 
