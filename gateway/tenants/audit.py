@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,10 +34,12 @@ class Actor:
     @classmethod
     def at_console(cls) -> Actor:
         """The user of this process: who reaches the database from a shell may do everything."""
+        uid = os.getuid()
         try:
-            user = getpass.getuser()
-        except (KeyError, OSError):  # a container's user need not have a name
-            user = str(os.getuid())
+            # Not from LOGNAME or USER, as getpass has it: whoever makes a change could name anybody there.
+            user = pwd.getpwuid(uid).pw_name
+        except KeyError:  # a container's user need not have a name
+            user = str(uid)
         return cls(_CONSOLE + user)
 
     @property

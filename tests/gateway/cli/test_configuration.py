@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.clock import SystemClock
+from gateway.tenants.audit import Actor
 from gateway.tenants.keys import parse_key
 from gateway.tenants.principal import Principal
 from gateway.tenants.records import InvalidKey
@@ -230,7 +231,7 @@ def test_administrators_keys_have_roles(penstock: Penstock, caller: Caller) -> N
 
 
 def test_the_audit_log(penstock: Penstock, acme: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("getpass.getuser", lambda: "ops")
+    monkeypatch.setattr(Actor, "at_console", lambda: Actor("cli:ops"))
     key = issue(penstock)
     ok(penstock("limit", "set", "--tenant", "acme", "--budget-per-day", "1"))
     ok(penstock("limit", "set", "--tenant", "acme", "--budget-per-day", "2", "--threshold", "90"))
