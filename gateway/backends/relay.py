@@ -269,13 +269,13 @@ class _Attempt:
                     self._left_over = error or faults.malformed("sent an error event that is not JSON")
                     break
             if b'"usage"' in data and b'"usage":null' not in data:
-                told = _usage_of(data, self._reported)
-                if told is not None:
-                    self._reported = told
+                unwanted = self._order.streamed and not self._order.include_usage
+                # Where a meter tells usage, what the event says of it only matters if the event may have to go.
+                told = _usage_of(data, self._reported) if unwanted or not self._metered else None
                 if told is not None and not self._metered:
-                    usage = told
+                    usage = self._reported = told
                     self._told = True
-                if told is not None and self._order.streamed and not self._order.include_usage and _has_no_choice(data):
+                if told is not None and unwanted and _has_no_choice(data):
                     continue
             if not self._told:
                 self._counted += 1 if self._order.streamed else -(-len(data) // ESTIMATED_BYTES_PER_TOKEN)
