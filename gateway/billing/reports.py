@@ -22,14 +22,22 @@ from gateway.billing.report_query import (
 )
 from gateway.billing.report_source import Filters, rollup_or_rows, rows
 from gateway.billing.report_statement import UNITS, Report, Statement
-from gateway.db.engine import tenant_transaction, transaction
+from gateway.db.engine import DatabaseUnavailable, tenant_transaction, transaction
 from gateway.db.tables import api_keys, dead_usage_events, projects, tenants, usage_events, usage_rollup
 from gateway.secret_key import SecretKey
 from gateway.tenants.end_users import end_user_hash
 
 REPORT_TIMEOUT_S = 30.0
+_GRACE_S = 2.0
+"""Longer than that Postgres is not waited for: by then it has stopped the statement itself, or it hangs."""
+_QUERY_CANCELED = "57014"
 HashEndUser = Callable[[UUID, str], str]
 """The keyed hash under which the ledger knows a tenant's end user."""
+# Compiling a statement takes longer than running it, and a sum that spills to disk is a slow one.
+_FOR_LONG_SUMS = text(
+    "SELECT set_config('jit', 'off', true), set_config('work_mem', '64MB', true), "
+    "set_config('statement_timeout', :timeout, true)"
+)
 _HASH = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
@@ -88,15 +96,27 @@ async def dead_event_count(engine: AsyncEngine) -> int:
 
 @asynccontextmanager
 async def reading(engine: AsyncEngine, own: UUID | None) -> AsyncIterator[AsyncConnection]:
-    """A transaction for long sums; ``own``: the tenant whose rows alone it sees. Raises DatabaseUnavailable."""
+    """A transaction for long sums; ``own``: the tenant whose rows alone it sees.
+
+    Raises InvalidReport for a statement that takes longer than REPORT_TIMEOUT_S, DatabaseUnavailable.
+    """
+    limit_s = REPORT_TIMEOUT_S + _GRACE_S
     if own is None:
-        opened = transaction(engine, timeout_s=REPORT_TIMEOUT_S)
+        opened = transaction(engine, timeout_s=limit_s)
     else:
-        opened = tenant_transaction(engine, own, timeout_s=REPORT_TIMEOUT_S)
-    async with opened as connection:
-        # Compiling a statement takes longer than running it, and a sum that spills to disk is a slow one.
-        await connection.execute(text("SELECT set_config('jit', 'off', true), set_config('work_mem', '64MB', true)"))
-        yield connection
+        opened = tenant_transaction(engine, own, timeout_s=limit_s)
+    try:
+        async with opened as connection:
+            await connection.execute(_FOR_LONG_SUMS, {"timeout": f"{REPORT_TIMEOUT_S * 1000:.0f}ms"})
+            yield connection
+    except DatabaseUnavailable as fault:
+        if getattr(getattr(fault.__cause__, "orig", None), "sqlstate", None) != _QUERY_CANCELED:
+            raise
+        raise InvalidReport(
+            "start",
+            f"the report takes longer than {REPORT_TIMEOUT_S:.0f} s; let start and end be closer together, or ask for "
+            "one tenant, or not by end user or tag",
+        ) from fault
 
 
 async def _filters(

@@ -348,3 +348,13 @@ async def test_the_ends_of_the_calendar_are_no_trouble(engine: AsyncEngine) -> N
     assert await report(engine, start=last - timedelta(days=1), end=last) == []
     assert await report(engine, day=[first.date(), last.date()], timezone="Pacific/Kiritimati") == []
     assert await report(engine, hour=[first, last]) == []
+
+
+@pytest.mark.parametrize("own", [None, TENANT])
+async def test_a_report_that_takes_too_long_says_what_to_change(
+    own: UUID | None, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.billing.reports.REPORT_TIMEOUT_S", 0.2)
+    with pytest.raises(InvalidReport, match="closer together"):
+        async with reading(engine, own) as connection:
+            await connection.execute(text("SELECT pg_sleep(300)"))
