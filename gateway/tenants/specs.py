@@ -36,6 +36,7 @@ _MOST: dict[Metric, int] = {
     "concurrent": 2**31 - 1,
     "budget": MAX_AMOUNT,
 }
+_MACHINE_ZONES = frozenset({"localtime", "posixrules", "Factory"})
 _MAX_TOKENS = 100_000_000
 _MAX_THRESHOLDS = 20
 _MAX_END_USER = 1000
@@ -105,6 +106,9 @@ def check_names(kind: str, names: Collection[str]) -> list[str]:
 
 def check_timezone(name: str) -> str:
     try:
+        # "localtime" and the like are another zone, or none, on the next machine.
+        if name in _MACHINE_ZONES or name.startswith(("posix/", "right/")):
+            raise ValueError(name)
         zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         raise ConfigurationError(
