@@ -170,11 +170,16 @@ async def test_the_secret_of_a_webhook_is_shown_once_and_sealed(
     assert await sealed(created.id) == stored
     other = await directory.update_tenant(ACTOR, "acme", TenantChange(webhook_url="http://localhost:8000/"))
     assert other.webhook_secret not in (None, created.webhook_secret)
+    await directory.update_tenant(ACTOR, "acme", TenantChange(webhook_url="http://localhost:8000/elsewhere"))
+    entry = (await directory.list_audit(limit=1))[0]
+    assert entry.before is not None
+    assert entry.after is not None
+    assert entry.before["webhook_url"] != entry.after["webhook_url"]
     await directory.update_tenant(ACTOR, "acme", TenantChange(webhook_url=None))
     assert await sealed(created.id) is None
     audited = repr(await directory.list_audit())
     assert "https://example.com/..." in audited
-    for hidden in ("whsec_", "/hook"):
+    for hidden in ("whsec_", "/hook", "elsewhere"):
         assert hidden not in audited
     with pytest.raises(ConfigurationError, match="PENSTOCK_SECRET_KEY"):
         await Directory(engine, clock).create_tenant(ACTOR, "globex", settings=settings)
