@@ -17,6 +17,7 @@ from gateway.admission.wiring import create_admission
 from gateway.backends.fleet_worker import FleetWorker
 from gateway.backends.relay import Relay, TimeLimits
 from gateway.backends.transport import Transport
+from gateway.billing.alerts import Alerts
 from gateway.billing.dead import DeadEvents
 from gateway.billing.drainer import Drainer
 from gateway.billing.prices import PriceBook
@@ -84,6 +85,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         keep_months=settings.ledger_retention_months,
     )
     secret_key = SecretKey(settings.secret_key)
+    alerts = Alerts(engine, settings.redis_url, secret_key, clock, redis_timeout_s=settings.redis_timeout_s)
     directory = Directory(
         engine, clock, secret_key=secret_key, announce=admission.announce_generation, forget=tenants.forget
     )
@@ -110,7 +112,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     @asynccontextmanager
     async def running(_app: Litestar) -> AsyncIterator[None]:
         # Left in reverse: requests have ended by then, settlements reach Redis, then what they left is drained.
-        async with transport, registry, counter, idempotency:
+        async with transport, registry, counter, idempotency, alerts:
             await drainer.start()
             await admission.start()
             try:

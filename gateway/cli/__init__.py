@@ -29,6 +29,7 @@ _COMMANDS = {
     "usage": "gateway.cli.usage:usage",
     "invoice": "gateway.cli.invoice:invoice",
     "dead": "gateway.cli.dead:dead",
+    "alert": "gateway.cli.alerts:alert",
     "verify": "gateway.cli.verify:verify_",
     "audit": "gateway.cli.audit:audit",
 }

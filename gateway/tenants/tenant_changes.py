@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import secrets
 from collections.abc import Collection, Sequence
@@ -152,7 +153,7 @@ class TenantChanges(Changes):
             return None, None
         if self._secret_key is None:
             raise ConfigurationError("to set a webhook set PENSTOCK_SECRET_KEY, as the gateways have it")
-        secret = "whsec_" + secrets.token_urlsafe(32)
+        secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()  # as Standard Webhooks has it
         return secret, seal_webhook_secret(self._secret_key, tenant_id, secret)
 
 
