@@ -117,7 +117,7 @@ def _header(invoice: Invoice) -> Markup:
 
 def _facts(invoice: Invoice) -> Markup:
     last = f"{invoice.start.day} to {_day(_last_day(invoice))}"
-    issued = invoice.issued_at.astimezone(invoice.start.tzinfo)
+    issued = invoice.issued_at.astimezone(invoice.end.tzinfo)
     facts = (
         ("Billed to", invoice.tenant, invoice.tenant_id),
         ("Period", f"{invoice.start:%B %Y}", last),

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_EVEN, Decimal
 from zoneinfo import ZoneInfo
 
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.billing.local_time import month_range
+from gateway.billing.local_time import midnight, month_after
 from gateway.billing.report_query import UsageQuery, parse_month
 from gateway.billing.report_rows import UsageRow, for_tenant
 from gateway.billing.reports import reading, usage_report
 from gateway.billing.usage import NANO_PER_USD, usd_text
+from gateway.db.tables import audit_log
 from gateway.tenants.changes import find_tenant
 from gateway.tenants.principal import LONGEST_REQUEST_S
+from gateway.tenants.records import TenantRecord
 
 SETTLED_AFTER = timedelta(seconds=2 * LONGEST_REQUEST_S)
 """By then the last request of a month has ended and its row is written, unless something was down meanwhile."""
@@ -24,13 +28,15 @@ _CENT = Decimal("0.01")
 
 class Invoice(msgspec.Struct, frozen=True, kw_only=True):
     number: str
-    """The same whenever it is made."""
+    """The same whenever it is made, and no other invoice's: it goes by the tenant's id, for names change."""
     tenant: str
     tenant_id: str
     month: str
     timezone: str
-    """The tenant's, whose midnights bound the month."""
+    """The tenant's in this month. Another one begins with the next: so no request is in two months' invoices, or none,
+    and an invoice stays as it is."""
     start: datetime
+    """Midnight in the zone of the month before, which is nearly always the same."""
     end: datetime
     """Not part of it any more."""
     issued_at: datetime
@@ -51,20 +57,19 @@ async def invoice(engine: AsyncEngine, tenant: str, month: str, now: datetime) -
     first = parse_month(month)
     async with reading(engine, None) as connection:
         record = await find_tenant(connection, tenant)
-    zone = ZoneInfo(record.timezone)
-    start, end = month_range(first, zone)
-    query = UsageQuery(
-        tenant=[str(record.id)], start=start, end=end, timezone=record.timezone, group_by=["project", "model"]
-    )
+        changes = await _zone_changes(connection, record)
+    before, zone = (_zone_at(moment, changes, record) for moment in (_month_before(first), first))
+    start, end = midnight(first, before), midnight(month_after(first), zone)
+    query = UsageQuery(tenant=[str(record.id)], start=start, end=end, group_by=["project", "model"])
     lines = [for_tenant(row) for row in (await usage_report(engine, query)).rows]
     charged = sum(line.charged_nano_usd for line in lines)
     return Invoice(
-        number=f"{record.name}-{month}",
+        number=f"{month}-{record.id.hex[-12:]}",
         tenant=record.name,
         tenant_id=str(record.id),
         month=month,
-        timezone=record.timezone,
-        start=start.astimezone(zone),
+        timezone=zone.key,
+        start=start.astimezone(before),
         end=end.astimezone(zone),
         issued_at=now.astimezone(UTC),
         final=now >= end + SETTLED_AFTER,
@@ -74,6 +79,28 @@ async def invoice(engine: AsyncEngine, tenant: str, month: str, now: datetime) -
         charged_usd=usd_text(charged),
         total_usd=cents(charged),
     )
+
+
+async def _zone_changes(connection: AsyncConnection, tenant: TenantRecord) -> list[tuple[datetime, str]]:
+    """When the tenant's zone was changed, and what it was before; the oldest change first."""
+    before, after = (column["timezone"].astext for column in (audit_log.c.before, audit_log.c.after))
+    query = select(audit_log.c.at, before).where(
+        audit_log.c.tenant_id == tenant.id,
+        audit_log.c.kind == "tenant",
+        audit_log.c.action == "update",
+        before != after,
+    )
+    return [(row[0], row[1]) for row in await connection.execute(query.order_by(audit_log.c.at))]
+
+
+def _zone_at(day: date, changes: Sequence[tuple[datetime, str]], tenant: TenantRecord) -> ZoneInfo:
+    """In force as the day began in UTC."""
+    moment = midnight(day, ZoneInfo("UTC"))
+    return ZoneInfo(next((zone for at, zone in changes if at > moment), tenant.timezone))
+
+
+def _month_before(first: date) -> date:
+    return (first - timedelta(days=1)).replace(day=1)
 
 
 def cents(nano_usd: int) -> str:

@@ -134,7 +134,7 @@ def test_an_invoice_is_shown_and_written(filled: Penstock, tmp_path: Path) -> No
     assert (made["charged_usd"], made["final"]) == ("1.000000003", True)
     page = tmp_path / "invoice.html"
     ok(filled("invoice", "acme", "2024-05", "--format", "html", "--output", str(page)))
-    assert "acme-2024-05" in page.read_text()
+    assert made["number"] in page.read_text()
     for arguments, word in (
         (("nobody", "2024-05"), "nobody"),
         (("acme", "2024-13"), "month"),
