@@ -93,7 +93,7 @@ def set_(tenant: str, soft: bool, thresholds: tuple[int, ...], each_end_user: bo
     ]
 
     async def work(session: Session) -> tuple[list[LimitRecord], dict[str, str]]:
-        records = [await session.directory.set_limit(session.actor, tenant, spec) for spec in specs]
+        records = await session.directory.set_limits(session.actor, tenant, specs)
         return records, await _project_names(session, tenant)
 
     _show(*run(work))

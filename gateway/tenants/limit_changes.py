@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -44,6 +45,11 @@ class LimitChanges(Changes):
         """
         async with self._changing(actor, tenant) as change:
             return await put_limit(change, spec, self._secret_key, if_version=if_version)
+
+    async def set_limits(self, actor: Actor, tenant: str | UUID, specs: Sequence[LimitSpec]) -> list[LimitRecord]:
+        """As ``set_limit``, all of them or none."""
+        async with self._changing(actor, tenant) as change:
+            return [await put_limit(change, spec, self._secret_key) for spec in specs]
 
     async def create_limit(self, actor: Actor, tenant: str | UUID, spec: LimitSpec) -> LimitRecord:
         """As ``set_limit``, but in place of none. Raises LimitExists, and as ``set_limit``."""

@@ -191,6 +191,12 @@ def test_what_cannot_be_is_told(penstock: Penstock, acme: None) -> None:
         refused(penstock(*arguments.split()), word)
 
 
+def test_limits_given_together_are_set_together_or_not_at_all(penstock: Penstock, acme: None) -> None:
+    amounts = "--requests-per-minute 5 --budget-per-month 10000000"
+    refused(penstock("limit", "set", "--tenant", "acme", *amounts.split()), "9,000,000")
+    assert "no limits" in ok(penstock("limit", "list", "--tenant", "acme"))
+
+
 def test_keys_are_changed_and_rotated(penstock: Penstock, caller: Caller, acme: None) -> None:
     key = issue(penstock, "--max-context", "100", "--max-output", "10", "--model", "m")
     principal = caller.principal(key)
