@@ -77,7 +77,7 @@ def create_key(
             name,
             project=project,
             scopes=scopes,
-            allowed_models=models or None,
+            allowed_models=_models(models) if models else None,
             max_context_tokens=_cap(max_context),
             max_output_tokens=_cap(max_output),
             expires_at=resolve(expires),
@@ -118,7 +118,7 @@ def set_key(
     if scopes:
         given["scopes"] = frozenset(scopes)
     if models:
-        given["allowed_models"] = None if models == ("all",) else frozenset(models)
+        given["allowed_models"] = _models(models)
     if max_context is not None:
         given["max_context_tokens"] = _cap(max_context)
     if max_output is not None:
@@ -203,6 +203,10 @@ def _rotate(key_id: str, grace: float) -> None:
 def _revoke(key_id: str) -> None:
     record = run(lambda session: session.directory.revoke_key(session.actor, key_id))
     click.echo(f"Key {record.public_id} ({record.name}) is revoked since {show_time(record.revoked_at)}.")
+
+
+def _models(given: tuple[str, ...]) -> frozenset[str] | None:
+    return None if given == ("all",) else frozenset(given)
 
 
 def _cap(given: int | str | None) -> int | None:

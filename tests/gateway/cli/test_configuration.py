@@ -218,6 +218,8 @@ def test_keys_are_changed_and_rotated(penstock: Penstock, caller: Caller, acme: 
         with pytest.raises(InvalidKey):
             caller.principal(text)
     assert caller.principal(third)
+    # Alike in both commands: not the name of a model.
+    assert caller.principal(issue(penstock, "--model", "all")).allowed_models is None
 
 
 def test_administrators_keys_have_roles(penstock: Penstock, caller: Caller) -> None:
