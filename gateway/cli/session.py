@@ -26,7 +26,8 @@ from gateway.tenants.records import ConfigurationError
 from gateway.tenants.service import Tenants
 
 T = TypeVar("T")
-_UNDEFINED_TABLE = "42P01"
+_NOT_MIGRATED = {"42P01": "The database has no tables yet.", "42703": "The database is of an earlier release."}
+"""What an undefined table and an undefined column tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ def run(work: Callable[[Session], Awaitable[T]]) -> T:
             "`penstock up` starts one of its own."
         ) from fault
     except ProgrammingError as fault:
-        if getattr(fault.orig, "sqlstate", None) == _UNDEFINED_TABLE:
-            raise click.ClickException("The database has no tables yet. Run `penstock migrate` first.") from fault
-        raise
+        told = _NOT_MIGRATED.get(getattr(fault.orig, "sqlstate", None) or "")
+        if told is None:
+            raise
+        raise click.ClickException(f"{told} Run `penstock migrate` first.") from fault

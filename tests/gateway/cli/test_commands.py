@@ -13,6 +13,7 @@ from gateway.billing.drainer import Drainer
 from gateway.billing.usage import UsageEvent
 from gateway.cli import main
 from gateway.clock import SystemClock
+from gateway.db.migrate import upgrade
 from gateway.local.services import free_port
 from gateway.redis_url import client as redis_client
 from gateway.tenants.keys import parse_key
@@ -202,6 +203,14 @@ def test_a_missing_database_is_told_with_the_remedy(
     gone = penstock("tenant", "list")
     refused(gone, "Postgres does not answer")
     assert "secret" not in gone.stderr
+
+
+def test_a_database_of_an_earlier_release_is_told_with_the_remedy(
+    penstock: Penstock, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upgrade(empty_database_url, "0001")
+    monkeypatch.setenv("DATABASE_URL", empty_database_url)
+    refused(penstock("tenant", "list"), "penstock migrate")
 
 
 def test_a_change_is_made_though_redis_is_away(
