@@ -19,11 +19,13 @@ from gateway.admission.redis import create_redis
 from gateway.billing import alerts as module
 from gateway.billing.alert_log import AlertRecord, UnknownAlert, list_alerts
 from gateway.billing.alerts import MAX_ATTEMPTS, Alerts, NoWebhook, resend_alert, retry_after_s, send_test
+from gateway.billing.usage import TokenUsage
 from gateway.billing.webhook import NotDelivered, signature
 from gateway.ids import uuid7
 from gateway.secret_key import SecretKey
 from gateway.tenants.directory import Directory, TenantChange, TenantSettings
 from gateway.tenants.principal import shard_of
+from tests.gateway.admission.support import Ledger, admission, limit, take, tenant
 from tests.gateway.db.support import ManualClock
 from tests.gateway.tenants.support import ACTOR
 
@@ -285,3 +287,17 @@ def test_the_signature_of_the_specification() -> None:
     assert found == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
     with pytest.raises(ValueError, match="whsec_"):
         signature("other", "m", 1, b"")
+
+
+async def test_what_admission_tells_is_sent(world: World, sender: Alerts, receiver: Receiver) -> None:
+    watched = limit("budget", 10_000, thresholds=(50, 80))
+    principal = tenant(None, None, None, watched, tenant_id=world.tenant_id)
+    async with admission(world.redis_url, Ledger(world.redis_url)) as gate:
+        ticket = await take(gate, principal, 9_000)
+        ticket.settle("ok", TokenUsage(1, 3))
+        await ticket.settled()
+    assert await sender.run_once() == 1
+    alert = await world.alert()
+    assert (alert.limit_id, alert.threshold, alert.window) == (watched.id, 50, "total")
+    assert (alert.spent_nano_usd, alert.amount_nano_usd) == (7_000, 10_000)
+    assert len(receiver.seen) == 1
