@@ -29,23 +29,27 @@ class CachedCopy(Generic[T]):
         self._cache_s = cache_s
         self._copy: T | None = None
         self._good_until = float("-inf")
+        self._expired = 0
         self._refreshing = asyncio.Lock()
 
     def expire(self) -> None:
         """Read anew the next time: something was changed here."""
         self._good_until = float("-inf")
+        self._expired += 1
 
     async def current(self) -> T:
         """Raises DatabaseUnavailable if no copy was ever read."""
         if self._copy is not None and self._clock.monotonic() < self._good_until:
             return self._copy
         async with self._refreshing:
-            began = self._clock.monotonic()
+            began, expired = self._clock.monotonic(), self._expired
             if began < self._good_until:
                 return self._last_copy()
             try:
                 self._copy = await self._read()
-                self._good_until = began + self._cache_s
+                # What was changed meanwhile may be missing.
+                if expired == self._expired:
+                    self._good_until = began + self._cache_s
             except DatabaseUnavailable as fault:
                 _log.warning("copy_not_refreshed", of=self._name, error=str(fault))
                 # Whoever waited here meanwhile must not wait for Postgres once more, each in turn.
