@@ -127,7 +127,7 @@ class Pipeline:
     async def authenticate(self, key: str | None) -> Principal:
         """Raises ApiError."""
         try:
-            return _may_infer(await self._tenants.authenticate(key))
+            return _may_infer(await self._tenants.authenticate(key, or_old=True))
         except InvalidKey:
             raise invalid_key(key) from None
         except DatabaseUnavailable as fault:
@@ -213,6 +213,8 @@ class Pipeline:
             raise over_limit(refused, bound) from None
         except RedisUnavailable as fault:
             raise unavailable(fault.retry_after_s) from fault
+        except DatabaseUnavailable as fault:  # Redis lacks a counter, and the ledger it is built from is away
+            raise unavailable() from fault
         except Stale as fault:
             if after is None:
                 raise

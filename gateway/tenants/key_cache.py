@@ -65,17 +65,21 @@ class KeyCache(Generic[P]):
         self._reads: dict[str, _Read[P]] = {}
         self._ask_again_at = float("-inf")
         self._count = 0
+        self._forgotten = 0
+        """How many reads had begun when something was forgotten last: what they find may be old."""
         self._lanes = asyncio.Semaphore(UNKNOWN_LANES)
         self._queued = 0
 
-    async def get(self, public_id: str) -> StoredKey[P] | None:
-        """The key, at most ``cache_s`` old, or older while Postgres is away; None: unknown, revoked or expired.
+    async def get(self, public_id: str, *, or_old: bool = False) -> StoredKey[P] | None:
+        """The key, at most ``cache_s`` old; with ``or_old`` older, while Postgres is away; None: unknown, revoked or
+        expired.
 
-        Raises DatabaseUnavailable for one that is not known here.
+        ``or_old`` is for who notices a revocation in another way. Raises DatabaseUnavailable.
         """
         fresh, key = self._cached(public_id)
         if not fresh:
-            key = await self._read_or_old(public_id)
+            read = self._read_or_old(public_id) if or_old else self._look_up(public_id, begun_after=self._forgotten)
+            key = await read
         return self._alive(key)
 
     async def _read_or_old(self, public_id: str) -> StoredKey[P] | None:
@@ -83,7 +87,7 @@ class KeyCache(Generic[P]):
         if old is not None and self._clock.monotonic() < self._ask_again_at:
             return old
         try:
-            return await self._look_up(public_id)
+            return await self._look_up(public_id, begun_after=self._forgotten)
         except DatabaseUnavailable:
             old = self._old(public_id)  # it may have been forgotten meanwhile
             if old is None:
@@ -105,12 +109,14 @@ class KeyCache(Generic[P]):
 
     def forget(self, public_id: str) -> None:
         """The next ``get`` reads it anew."""
+        self._forgotten = self._count
         if known := self._known.get(public_id):
             self._known[public_id] = (float("-inf"), known[1])
         self._unknown.pop(public_id, None)
 
     def forget_tenant(self, belongs: Callable[[P], bool]) -> None:
         """As ``forget``, for every key whose principal satisfies ``belongs``."""
+        self._forgotten = self._count
         for public_id, (_, key) in list(self._known.items()):
             if belongs(key.principal):
                 self.forget(public_id)
@@ -127,7 +133,7 @@ class KeyCache(Generic[P]):
             return None
         return key
 
-    async def _look_up(self, public_id: str, *, begun_after: int = 0) -> StoredKey[P] | None:
+    async def _look_up(self, public_id: str, *, begun_after: int) -> StoredKey[P] | None:
         """One read at a time for one id. Who comes meanwhile takes its outcome, good or bad, if the read is the
         ``begun_after``-th or a later one."""
         while read := self._reads.get(public_id):
@@ -139,7 +145,7 @@ class KeyCache(Generic[P]):
         self._count += 1
         read = self._reads[public_id] = _Read(self._count)
         try:
-            read.key = await self._read_and_keep(public_id)
+            read.key = await self._read_and_keep(public_id, read.number)
             read.finished = True
         except DatabaseUnavailable as fault:
             read.fault = fault
@@ -149,22 +155,24 @@ class KeyCache(Generic[P]):
             read.done.set()
         return read.key
 
-    async def _read_and_keep(self, public_id: str) -> StoredKey[P] | None:
+    async def _read_and_keep(self, public_id: str, number: int) -> StoredKey[P] | None:
         if public_id in self._known:
-            return await self._read_now(public_id)
+            return await self._read_now(public_id, number)
         if self._queued >= MAX_QUEUED:
             raise DatabaseUnavailable("too many unknown keys are being looked up; try again shortly")
         self._queued += 1
         try:
             async with self._lanes:
-                return await self._read_now(public_id)
+                return await self._read_now(public_id, number)
         finally:
             self._queued -= 1
 
-    async def _read_now(self, public_id: str) -> StoredKey[P] | None:
+    async def _read_now(self, public_id: str, number: int) -> StoredKey[P] | None:
         # The age counts from before the read: what changed during it may be missing.
         began = self._clock.monotonic()
         key = await self._read(public_id)
+        if number <= self._forgotten:
+            began = float("-inf")
         if key is None:
             self._known.pop(public_id, None)
             _put(self._unknown, public_id, began, MAX_UNKNOWN)

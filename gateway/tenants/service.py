@@ -49,9 +49,13 @@ class Tenants:
         self._clock = clock
         self._cache: KeyCache[Principal | AdminPrincipal] = KeyCache(clock, self._read_key, cache_s=cache_s)
 
-    async def authenticate(self, key_text: str | None) -> Principal:
-        """The tenant's principal behind a key. Raises InvalidKey, DatabaseUnavailable."""
-        return self._tenant_principal(await self._verify(key_text))
+    async def authenticate(self, key_text: str | None, *, or_old: bool = False) -> Principal:
+        """The tenant's principal behind a key. Raises InvalidKey, DatabaseUnavailable.
+
+        ``or_old``: while Postgres is away, one that was good within the last hour. For requests that pass admission,
+        which notices what was announced since: a single read that fails must not bring a revoked key back to life.
+        """
+        return self._tenant_principal(await self._verify(key_text, or_old=or_old))
 
     async def reload(self, key_text: str | None, *, at_least: int | None = None) -> Principal:
         """As ``authenticate``, past the cache: for when admission found the principal stale.
@@ -73,7 +77,7 @@ class Tenants:
         self._cache.forget_tenant(lambda principal: _tenant_of(principal) == tenant_id)
 
     async def _verify(
-        self, key_text: str | None, *, reload: bool = False, at_least: int | None = None
+        self, key_text: str | None, *, reload: bool = False, at_least: int | None = None, or_old: bool = False
     ) -> StoredKey[Principal | AdminPrincipal]:
         parsed = parse_key(key_text) if key_text else None
         if parsed is None:
@@ -82,7 +86,7 @@ class Tenants:
         if reload:
             stored = await self._cache.reload(public_id, at_least=at_least)
         else:
-            stored = await self._cache.get(public_id)
+            stored = await self._cache.get(public_id, or_old=or_old)
         # A key that is not there is compared, too: it must not be told by the time that the answer takes.
         good = matches_either(
             secret,
