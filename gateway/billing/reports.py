@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 from sqlalchemy import ARRAY, Text, any_, cast, func, literal, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.billing.ledger import QUARTER_S
-from gateway.billing.local_time import Range, common, slots
+from gateway.billing.local_time import Range, Unit, common, slots
 from gateway.billing.report_query import (
     InvalidReport,
     NotFound,
@@ -64,11 +66,17 @@ async def usage_report(
         units = [unit for unit in UNITS if unit in checked.group_by]
         if units:
             ranges = common(ranges, await _recorded(connection, filters))
-        begins = {unit: slots(unit, ranges[0][0], ranges[-1][1], checked.zone) if ranges else [] for unit in units}
+        # In threads: a long report takes a while to make, and requests are served beside it.
+        begins = await asyncio.to_thread(_begins, units, ranges, checked.zone)
         statement = Statement(checked, filters, ranges, begins, str(own))
         if not ranges:
             return Report([], None)
-        return statement.report(list(await connection.execute(statement.query())))
+        found = list(await connection.execute(statement.query()))
+    return await asyncio.to_thread(statement.report, found)
+
+
+def _begins(units: Sequence[Unit], ranges: Sequence[Range], zone: ZoneInfo) -> dict[Unit, list[datetime]]:
+    return {unit: slots(unit, ranges[0][0], ranges[-1][1], zone) if ranges else [] for unit in units}
 
 
 async def charged_between(

@@ -111,10 +111,10 @@ def tenant_usage_handlers(
             limit=limit or DEFAULT_LIMIT,
             cursor=cursor,
         )
-        # One at a time of each tenant: the connections for reports are few, and everybody's.
+        # One at a time of each tenant: connections and threads for reports are few, and everybody's.
         async with turns.setdefault(caller.tenant_id, asyncio.Lock()):
             found = await usage_report(engine, query, own=caller.tenant_id, hash_end_user=hash_end_user)
-        return answer(request, query, found, format_of(request, format), for_admin=False)
+            return await answer(request, query, found, format_of(request, format), for_admin=False)
 
     @get(
         "/v1/usage/{request_id:str}",

@@ -105,6 +105,6 @@ def usage_handlers(
             cursor=cursor,
         )
         found = await usage_report(engine, query, hash_end_user=hash_end_user)
-        return answer(request, query, found, format_of(request, format), for_admin=True)
+        return await answer(request, query, found, format_of(request, format), for_admin=True)
 
     return [report]

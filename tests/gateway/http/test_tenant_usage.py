@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from gateway.billing.export import csv_of
+from gateway.billing.local_time import slots
+from gateway.billing.report_rows import for_tenant, told
 from gateway.ids import uuid7
 from tests.gateway.billing.report_support import BEGIN, TENANTS, many_events, project_of, sums
 from tests.gateway.billing.support import usage_event
@@ -158,3 +162,28 @@ def test_the_reference_tells_parameters_answers_and_errors(door: Door) -> None:
     named = {parameter["name"] for parameter in paths["/v1/usage"]["get"]["parameters"]}
     assert named.isdisjoint({"tenant", "backend"})
     assert {"start", "end", "group_by", "end_user", "tag", "cursor", "format"} <= named
+
+
+@pytest.mark.parametrize("format", ["json", "csv"])
+async def test_making_a_report_does_not_hold_up_the_event_loop(
+    format: str, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = {}
+
+    def seen(name: str, work: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            threads[name] = threading.current_thread()
+            return work(*args, **kwargs)
+
+        return run
+
+    for name, work in (
+        ("gateway.billing.reports.slots", slots),
+        ("gateway.billing.report_statement.told", told),
+        ("gateway.http.usage_answer.for_tenant", for_tenant),
+        ("gateway.http.usage_answer.csv_of", csv_of),
+    ):
+        monkeypatch.setattr(name, seen(name, work))
+    assert (await door.get(PATH, "acme", group_by="hour", format=format)).status_code == 200
+    assert len(threads) == (4 if format == "csv" else 3)
+    assert threading.current_thread() not in threads.values()
