@@ -68,4 +68,5 @@ def reused() -> ApiError:
         f"The header '{HEADER}' was sent before with another body. Use a new key for a new request, or send the very "
         "same bytes again.",
         code="idempotency_key_reused",
+        headers={"x-should-retry": "false"},  # OpenAI's SDKs repeat every other 409
     )

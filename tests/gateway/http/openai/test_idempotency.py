@@ -122,6 +122,7 @@ async def test_another_body_is_refused_while_the_first_runs_and_after(gateway: A
         assert answer.status_code == 409
         error = error_of(answer)
         assert (error["code"], error["type"]) == ("idempotency_key_reused", "invalid_request_error")
+        assert answer.headers["x-should-retry"] == "false"  # without it, OpenAI's SDKs repeat a 409
     assert seen_of(server) == 1
     await gateway.rows(1)
 
