@@ -71,7 +71,8 @@ READABLE = {
         "max_context_tokens, max_output_tokens, previous_until, version",
         f"tenant_id = {ME}",
     ),
-    "prices": (None, f"tenant_id IS NULL OR tenant_id = {ME}"),
+    # What tenants pay; what it costs us is ours alone.
+    "prices": (None, f"basis = 'charge' AND (tenant_id IS NULL OR tenant_id = {ME})"),
     **{
         table: (None, f"tenant_id = {ME}")
         for table in ("projects", "limits", "usage_events", "usage_rollup", "refusals", "alerts")

@@ -100,6 +100,19 @@ async def test_a_query_without_a_filter_shows_own_rows_alone(engine: AsyncEngine
                 assert await _owners(connection, table) == {tenant_id} | shared, table
 
 
+async def test_what_backends_cost_us_is_no_price_of_tenants(engine: AsyncEngine) -> None:
+    async with transaction(engine) as connection:
+        await connection.execute(
+            text(
+                "INSERT INTO prices (id, route, basis, input_usd_per_mtok, output_usd_per_mtok, effective_from) "
+                "VALUES (gen_random_uuid(), 'm', 'cost', 1, 1, now())"
+            )
+        )
+        assert set(await connection.scalars(text("SELECT basis FROM prices"))) == {"charge", "cost"}
+    async with tenant_transaction(engine, ACME) as connection:
+        assert set(await connection.scalars(text("SELECT basis FROM prices"))) == {"charge"}
+
+
 async def test_without_a_tenant_there_is_nothing(engine: AsyncEngine) -> None:
     for unset in ("RESET penstock.tenant_id", "SET LOCAL penstock.tenant_id = ''"):
         for table in await _tables_of_tenants(engine) - UNREADABLE - {"prices"}:
