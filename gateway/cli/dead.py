@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from gateway.billing.dead import DeadEvent, DeadEvents, Retried, StillDead
+from gateway.billing.dead import DeadEvent, DeadEvents, StillDead, UnknownDeadEvent
 from gateway.cli.session import Session, run
 from gateway.cli.values import echo_table, printable, show_time
 
@@ -48,24 +48,22 @@ def retry(dead_ids: tuple[int, ...], every: bool) -> None:
     if bool(dead_ids) == every:
         raise click.UsageError("name the dead events, or give --all")
 
-    async def work(session: Session) -> list[tuple[int, Retried | StillDead]]:
-        outcomes: list[tuple[int, Retried | StillDead]] = []
+    async def work(session: Session) -> int:
+        """Tells of each at once, for what comes after may fail; returns how many did."""
+        failed = 0
         for dead_id in dead_ids or [event.id for event in await _all(session)]:
             try:
-                outcomes.append((dead_id, await _events(session).retry(session.actor, dead_id)))
-            except StillDead as fault:
-                outcomes.append((dead_id, fault))
-        return outcomes
+                found = await _events(session).retry(session.actor, dead_id)
+            except (StillDead, UnknownDeadEvent) as fault:
+                failed += 1
+                told = "stays" if isinstance(fault, StillDead) else "is gone"
+                click.echo(f"{dead_id} {told}: {printable(str(fault))}", err=True)
+            else:
+                told = "is recorded" if found.new else "was recorded before; nothing changed"
+                click.echo(f"{dead_id} {told}: request {found.request_id}")
+        return failed
 
-    failed = 0
-    for dead_id, outcome in run(work):
-        if isinstance(outcome, StillDead):
-            failed += 1
-            click.echo(f"{dead_id} stays: {printable(str(outcome))}", err=True)
-        else:
-            told = "is recorded" if outcome.new else "was recorded before; nothing changed"
-            click.echo(f"{dead_id} {told}: request {outcome.request_id}")
-    if failed:
+    if run(work):
         sys.exit(1)
 
 

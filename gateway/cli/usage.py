@@ -125,8 +125,8 @@ def usage(
         click.echo(f"No usage of {f'tenant {tenant}' if tenant else 'any tenant'} in this time.")
     if dead:
         click.echo(
-            f"Warning: {dead} usage events could not be recorded and are in no report; see the table "
-            "dead_usage_events for each and its error.",
+            f"Warning: {dead} usage events could not be recorded and are in no report; `penstock dead list` shows each "
+            "and its error.",
             err=True,
         )
 

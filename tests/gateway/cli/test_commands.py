@@ -155,6 +155,7 @@ def test_usage_tells_of_events_that_are_in_no_report(penstock: Penstock, databas
     shown = penstock("usage")
     assert shown.exit_code == 0
     assert "1 usage events could not be recorded" in shown.stderr
+    assert "`penstock dead list`" in shown.stderr
     assert "Warning" not in shown.stdout
 
 
