@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from gateway.billing.report_query import STATUSES, Dimension
 from gateway.billing.report_rows import COUNTS, UsageRow, fields_of
 
 MEDIA_TYPE = "text/csv; charset=utf-8; header=present"
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA_START = re.compile(r"(^|;)(?=[=+\-@\t\r\n])")
+"""Also behind a semicolon: where the comma stands in numbers, spreadsheets take that for the end of a cell."""
 _AMOUNTS = ("charged_nano_usd", "charged_usd", "cost_nano_usd", "cost_usd")
 
 
@@ -40,4 +42,4 @@ def csv_of(rows: Iterable[UsageRow], group_by: Sequence[Dimension], *, costs: bo
 def cell(value: Any) -> str:
     """A text that no spreadsheet takes for a formula: what begins like one gets an apostrophe in front."""
     text = "" if value is None else value.isoformat() if hasattr(value, "isoformat") else str(value)
-    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+    return _FORMULA_START.sub(r"\1'", text)

@@ -16,10 +16,11 @@ def row(**named: str | None) -> AdminUsageRow:
     return made(dict.fromkeys(STATUSES, 1), dict.fromkeys(COUNTS, 2), 10**9, 5, named)
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
 def test_what_a_spreadsheet_would_run_is_quoted(start: str) -> None:
     assert cell(f"{start}HYPERLINK(1)") == f"'{start}HYPERLINK(1)"
     assert cell(f"a{start}") == f"a{start}"
+    assert cell(f"a;{start}HYPERLINK(1);b") == f"a;'{start}HYPERLINK(1);b"
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0")))
