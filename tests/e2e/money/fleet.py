@@ -109,6 +109,7 @@ class Answer:
     status: int = 0
     request_id: str | None = None
     code: str | None = None
+    told: str | None = None
     headers: httpx.Headers = field(default_factory=httpx.Headers)
 
 
@@ -238,6 +239,7 @@ class Fleet:
             return answer
         if response.status_code != 200:
             answer.outcome, answer.code = "refused", response.json()["error"]["code"]
+            answer.told = response.json()["error"]["message"]
         elif not stream or b"[DONE]" in content:
             answer.outcome = "ok"
         return answer

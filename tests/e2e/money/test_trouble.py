@@ -122,13 +122,17 @@ async def test_postgres_is_killed(fleet: Fleet) -> None:
     key = await fleet.tenant("postgres-killed", *LIMITS)
     async with fleet.load(key) as answers:
         await enough(answers, 20)
-        before = count(answers)
+        for number in range(3):  # each gateway has seen the key
+            answers.append(await fleet.ask(key, number))
+        before, seen = count(answers), len(answers)  # a shard that Redis lost in another test was opened meanwhile
         await asyncio.to_thread(fleet.postgres.kill)
         await asyncio.sleep(OUTAGE_S)
         during = count(answers)
         await asyncio.to_thread(fleet.postgres.start)
         await enough(answers, 20)
     assert during["ok"] > before["ok"]
-    assert count(answers)["refused"] == 0, "requests go on all the time"
+    assert {(answer.status, answer.code, answer.told) for answer in answers[seen:]} == {(200, None, None)}, (
+        "requests go on all the time"
+    )
     assert count(answers)["cut"] == count(answers)["unknown"] == 0
     await account(fleet, "postgres-killed", answers)
