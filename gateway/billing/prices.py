@@ -162,6 +162,8 @@ class PriceBook:
                 raise UnknownPrice(price_id)
             price = _price(row)
             check_version("price", str(price_id), if_version, price_version(price))
+            if price.withdrawn:
+                raise StateConflict("this price ended before it began; set another")
             if price.effective_until is not None and price.effective_until <= now:
                 raise StateConflict(f"this price ended at {price.effective_until.isoformat()} already")
             ended = replace(price, effective_until=max(at or now, price.effective_from))

@@ -82,6 +82,11 @@ class Price:
         )
         object.__setattr__(self, "_rates", rates)
 
+    @property
+    def withdrawn(self) -> bool:
+        """Whether it was ended before it began, and so never is in force."""
+        return self.effective_until is not None and self.effective_until <= self.effective_from
+
     def amount(self, usage: TokenUsage) -> int:
         """Nano-USD for ``usage``, rounded once, half to even."""
         return _rounded(self.exact(usage), _DENOMINATOR)

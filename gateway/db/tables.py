@@ -205,7 +205,17 @@ prices = Table(
     _timestamp("effective_from"),
     _timestamp("effective_until", nullable=True),
     _timestamp("created_at", default="now()"),
-    UniqueConstraint("route", "tenant_id", "basis", "effective_from", postgresql_nulls_not_distinct=True),
+    # One that was withdrawn before it began leaves its place to another.
+    Index(
+        None,
+        "route",
+        "tenant_id",
+        "basis",
+        "effective_from",
+        unique=True,
+        postgresql_nulls_not_distinct=True,
+        postgresql_where=text("effective_until IS NULL OR effective_until > effective_from"),
+    ),
     CheckConstraint("basis IN ('charge', 'cost')", name="basis"),
     CheckConstraint("effective_until >= effective_from", name="effective_until"),
     CheckConstraint("basis = 'charge' OR tenant_id IS NULL", name="cost_of_all"),

@@ -125,7 +125,8 @@ class FleetPlanner:
         versions: Sequence[Price] = ()
         if entry.route in routes and (entry.tenant is None or tenant is not None):
             found = await self.prices.prices(entry.route, tenant=entry.tenant, basis=entry.basis)
-            versions = [price for price in found if price.tenant_id == (tenant.id if tenant else None)]
+            owner = tenant.id if tenant else None
+            versions = [price for price in found if price.tenant_id == owner and not price.withdrawn]
         name = " ".join(filter(None, (entry.route, entry.tenant, entry.basis if entry.basis != "charge" else None)))
         old = self._standing(versions, spec.effective_from)
         given = {rate: getattr(spec, rate) for rate in (*RATES, "compute_ceiling_s")}

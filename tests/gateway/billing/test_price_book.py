@@ -23,7 +23,7 @@ from gateway.routing.route import Route
 from gateway.tenants.audit import Actor
 from gateway.tenants.catalog import Catalog, UnknownRoute
 from gateway.tenants.principal import Principal
-from gateway.tenants.records import AlreadyExists, ConfigurationError, UnknownTenant
+from gateway.tenants.records import AlreadyExists, ConfigurationError, StateConflict, UnknownTenant
 from tests.gateway.billing.support import fetch
 from tests.gateway.conftest import price_spec
 from tests.gateway.db.support import ManualClock
@@ -104,6 +104,11 @@ async def test_a_price_that_ends_makes_way(book: PriceBook, clock: ManualClock, 
     withdrawn = await book.end_price(ACTOR, coming.id)
     assert withdrawn.effective_until == coming.effective_from
     assert await book.price("m", now + timedelta(days=2)) == listed
+    with pytest.raises(StateConflict, match="before it began"):
+        await book.end_price(ACTOR, coming.id, now + timedelta(days=3))
+    instead = await book.set_price(ACTOR, price_spec("m", "9", "9", effective_from=coming.effective_from))
+    assert await book.price("m", now + timedelta(days=2)) == instead
+    await book.end_price(ACTOR, instead.id)
     clock.advance(7200)
     with pytest.raises(ConfigurationError, match="already"):
         await book.end_price(ACTOR, own.id)
@@ -115,7 +120,11 @@ async def test_a_price_that_ends_makes_way(book: PriceBook, clock: ManualClock, 
     with pytest.raises(UnknownPrice):
         await book.end_price(ACTOR, uuid4())
     audited = await fetch(engine, "SELECT * FROM audit_log WHERE kind = 'price' AND action = 'update' ORDER BY id")
-    assert [(row["target"], row["tenant_id"]) for row in audited] == [(str(own.id), ACME), (str(coming.id), None)]
+    assert [(row["target"], row["tenant_id"]) for row in audited] == [
+        (str(own.id), ACME),
+        (str(coming.id), None),
+        (str(instead.id), None),
+    ]
     assert audited[0]["before"] == {"effective_until": None}
     assert audited[0]["after"]["effective_until"].startswith("2024-06-03T13:00:00")
 

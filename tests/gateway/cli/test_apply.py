@@ -125,6 +125,15 @@ def test_only_differences_are_made_and_shown_before(apply: Callable[..., Result]
     assert len(ok(penstock("price", "list", "m")).splitlines()) == 3
 
 
+def test_a_price_that_was_withdrawn_is_set_anew(apply: Callable[..., Result], penstock: Penstock) -> None:
+    coming = SMALL.replace('route = "m"', 'route = "m"\neffective_from = 2199-01-01T00:00:00Z')
+    ok(apply(coming, "--yes"))
+    withdrawn = ok(penstock("price", "list", "m")).split()[-1]
+    ok(penstock("price", "end", withdrawn))
+    assert "+ price m" in ok(apply(coming, "--yes"))
+    assert ok(apply(coming)) == "Nothing to do: all is as the file says.\n"
+
+
 def test_only_prune_takes_away_and_only_from_lists_that_are_there(
     apply: Callable[..., Result], penstock: Penstock
 ) -> None:
