@@ -51,14 +51,25 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found if len(found) == len(self.content or ()) else None
 
 
+_NULL = msgspec.Raw(b"null")
+
+
 class _AnyPart(msgspec.Struct):
     type: str = ""
+    image_url: msgspec.Raw = _NULL
+
+    @property
+    def is_image(self) -> bool:
+        return "image" in self.type or self.image_url != _NULL
 
 
 class _AnyMessage(msgspec.Struct):
     content: str | list[_AnyPart] | None = None
+    audio: msgspec.Raw = _NULL
 
 
+_INSIDE = frozenset(("text", "refusal", "input_audio"))
+"""Kinds of parts that are no more tokens than their JSON has bytes."""
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _messages_decoder = msgspec.json.Decoder(list[Message])
 _message_decoder = msgspec.json.Decoder(Message)
@@ -104,7 +115,7 @@ def count_images(raw: bytes) -> int:
     if few_objects(raw):
         try:
             return sum(
-                "image" in part.type
+                part.is_image
                 for message in _any_decoder.decode(raw)
                 if isinstance(message.content, list)
                 for part in message.content
@@ -112,3 +123,18 @@ def count_images(raw: bytes) -> int:
         except (msgspec.DecodeError, RecursionError):
             pass
     return -(-raw.count(b'"image_url"') // 2)
+
+
+def lies_elsewhere(raw: bytes) -> bool:
+    """Whether the messages may name something that is put into the prompt and is not in them, nor an image: a file, a
+    video, an earlier answer's audio. True for what cannot be read."""
+    if not few_objects(raw):
+        return True
+    try:
+        messages = _any_decoder.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return True
+    parts = (part for message in messages if isinstance(message.content, list) for part in message.content)
+    return any(message.audio != _NULL for message in messages) or not all(
+        part.is_image or part.type in _INSIDE for part in parts
+    )

@@ -114,7 +114,8 @@ class PromptCounter:
 def _by_bytes(
     raw: bytes, body: Body, size: int, route: Route, context_length: int, allowances: Sequence[Allowance]
 ) -> PromptBound:
-    """No tokenizer that works on bytes makes more tokens of a text than it has bytes.
+    """No tokenizer that works on bytes makes more tokens of a text than it has bytes. What is put into the prompt from
+    elsewhere is bounded by the context alone.
 
     Messages are looked at one by one only if their number matters. Raises ApiError (400).
     """
@@ -122,6 +123,8 @@ def _by_bytes(
     if size >= context_length:
         return PromptBound(context_length, images)
     count = chat.count_messages(raw)
+    if bytes(body.get("web_search_options", b"null")) not in _NOTHING or chat.lies_elsewhere(raw):
+        return PromptBound(context_length, images)
     most = 0
     for allowance in allowances or (Allowance(),):
         tokens = size + allowance.request_tokens + allowance.message_tokens * count

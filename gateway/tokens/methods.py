@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gateway.tokens.chat import Message
+from gateway.tokens.chat import Message, count_images, lies_elsewhere
 from gateway.tokens.encoding import Encoding
 from gateway.tokens.media import image_tokens
 from worker.protocol.token_counting import TokenCounting, ranks_of
@@ -66,8 +66,6 @@ class OpenAIChat:
     )
     """Fields that put nothing into the prompt."""
     _FETCHED: Final = ("web_search_options",)
-    _BY_BYTES: Final = frozenset(("refusal", "input_audio"))
-    """Kinds of parts that are no more tokens than their JSON has bytes. Others may be files, which lie elsewhere."""
 
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding
@@ -97,7 +95,7 @@ class OpenAIChat:
         if isinstance(message.content, str):
             return total + count(self._encoding, message.content)
         for part in message.content or ():
-            if part.type == "text" and part.text is not None:
+            if part.type == "text" and part.text is not None and part.image_url is None:
                 total += self._PER_MORE_TEXT + count(self._encoding, part.text)
             elif part.type == "image_url" and part.image_url is not None:
                 total += image_tokens(model, low=part.image_url.detail == "low")
@@ -106,24 +104,8 @@ class OpenAIChat:
         return total
 
     def _by_bytes(self, message: bytes) -> int | None:
-        try:
-            read = _loose_decoder.decode(message)
-        except (msgspec.DecodeError, RecursionError):
-            return len(message)
-        parts = read.content if isinstance(read.content, list) else []
-        known = all(part.type == "text" or part.type in self._BY_BYTES for part in parts)
-        return len(message) if known else None
-
-
-class _LoosePart(msgspec.Struct):
-    type: str = ""
-
-
-class _LooseMessage(msgspec.Struct):
-    content: str | list[_LoosePart] | None = None
-
-
-_loose_decoder = msgspec.json.Decoder(_LooseMessage)
+        alone = b"[" + message + b"]"
+        return None if lies_elsewhere(alone) or count_images(alone) else len(message)
 
 
 class WorkerChat:

@@ -288,6 +288,35 @@ async def test_published_encodings_are_built_when_a_route_wants_them(knowing: Pr
     assert (await bound(knowing, body, route=replace(route, tokenizer=None))).counted_by is None
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "https://x"}}]}]},
+        {"messages": [{"role": "user", "content": [{"file": {"file_id": "f"}}]}]},
+        {"messages": [{"role": "assistant", "audio": {"id": "audio"}}, {"role": "user", "content": "again"}]},
+        {"messages": [{"role": "user", "content": "news?"}], "web_search_options": {"search_context_size": "low"}},
+    ],
+)
+@pytest.mark.parametrize("tokenizer", [None, "o200k_base", "backend"])
+async def test_what_is_fetched_from_elsewhere_is_bounded_by_the_context_alone(
+    knowing: PromptCounter, fields: dict[str, Any], tokenizer: str | None
+) -> None:
+    route = replace(ROUTE, tokenizer=tokenizer, backend_model="gpt-4o")
+    if tokenizer is not None:
+        await learned(knowing, route)
+    if tokenizer != "backend" or "web_search_options" not in fields:  # which our worker knows nothing of
+        assert (await bound(knowing, fields, route=route)).tokens == 8192
+
+
+async def test_an_image_by_any_name_is_an_image(knowing: PromptCounter) -> None:
+    route = replace(ROUTE, tokenizer=None, backend_model="gpt-4o")
+    for part in ({"image_url": {"url": "https://x"}}, {"type": "text", "image_url": {"url": "https://x"}}):
+        found = await bound(knowing, {"messages": [{"role": "user", "content": [part]}]}, route=route)
+        assert found.images == 1
+        assert found.tokens > 1445
+
+
 async def test_bytes_bound_what_cannot_be_counted(knowing: PromptCounter) -> None:
     route = replace(ROUTE, tokenizer=None)
     body = {"messages": [{"role": "user", "content": "hi"}]}

@@ -80,6 +80,9 @@ def test_what_lies_elsewhere_has_no_bound(encoding: Encoding) -> None:
     file = {"type": "file", "file": {"file_id": "file-1"}}
     assert count(encoding, [{"role": "user", "content": [file]}]) is None
     assert count(encoding, [{"role": "user", "content": "hi"}], web_search_options={"a": 1}) is None
+    assert count(encoding, [{"role": "assistant", "audio": {"id": "audio-1"}}]) is None
+    disguised = {"type": "text", "text": "hi", "image_url": {"url": "https://x"}}
+    assert count(encoding, [{"role": "user", "content": [disguised]}]) is None
     audio = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
     found = count(encoding, [{"role": "user", "content": [audio]}])
     assert found is not None
