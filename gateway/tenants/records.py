@@ -9,7 +9,10 @@ from uuid import UUID
 
 from gateway.tenants.principal import AdminRole, BudgetPeriod, Metric, RateWindow, RedisLossPolicy, Subject
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,99}", re.ASCII)
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:-]*(?:/[A-Za-z0-9_:-][A-Za-z0-9._:-]*)*"
+"""No part between slashes is empty or begins with a dot: such a name would be another one in a URL's path."""
+MAX_NAME = 100
+_NAME = re.compile(NAME_PATTERN, re.ASCII)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
 
 
@@ -178,7 +181,7 @@ class LimitRecord:
 
 def is_name(text: str) -> bool:
     """Whether anything can bear this name. What cannot need not be looked for, and may not even be text to Postgres."""
-    return _NAME.fullmatch(text) is not None
+    return len(text) <= MAX_NAME and _NAME.fullmatch(text) is not None
 
 
 def as_id(ref: str | UUID) -> UUID | None:
@@ -193,7 +196,7 @@ def check_name(kind: str, name: str) -> str:
     if not is_name(name):
         raise ConfigurationError(
             f"{name[:100]!r} cannot be the name of a {kind}: use 1 to 100 letters, digits and . _ - / :, beginning "
-            "with a letter or digit"
+            "with a letter or digit, and between slashes something that does not begin with a dot"
         )
     if _UUID.fullmatch(name):
         raise ConfigurationError(f"{name!r} cannot be the name of a {kind}: it would be taken for an id")

@@ -28,7 +28,7 @@ from msgspec import UNSET
 
 from gateway.http.errors import Problem
 from gateway.http.operations import PROBLEM
-from gateway.tenants.records import VersionConflict, is_name
+from gateway.tenants.records import MAX_NAME, NAME_PATTERN, VersionConflict, is_name
 
 if TYPE_CHECKING:
     from litestar._openapi.schema_generation import SchemaCreator
@@ -36,12 +36,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_PAGE = 500
 PREFIX = "/admin/v1"
-NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,99}$"
 Name = Annotated[
     str,
     msgspec.Meta(
-        pattern=NAME_PATTERN,
-        description="1 to 100 letters, digits and . _ - / :, beginning with a letter or digit.",
+        pattern=f"^{NAME_PATTERN}$",
+        max_length=MAX_NAME,
+        description="1 to 100 letters, digits and . _ - / :, beginning with a letter or digit; parts between slashes "
+        "are not empty and do not begin with a dot.",
     ),
 ]
 _TAG = re.compile(r'\s*(?:W/)?"([0-9]{1,18})"\s*', re.ASCII)

@@ -101,7 +101,8 @@ async def test_names_are_unique_and_plain(directory: Directory) -> None:
             await directory.create_project(ACTOR, "acme", taken)
     with pytest.raises(ProjectExists):
         await directory.update_project(ACTOR, "acme", "web", name="default")
-    for name in ("", "-x", "a b", "a,b", "=1+1", "a\nb", "a\x00b", "é", "a" * 101, str(uuid7())):
+    in_paths = ("a/", "a//b", "a/./b", "a/..")
+    for name in ("", "-x", "a b", "a,b", "=1+1", "a\nb", "a\x00b", "é", "a" * 101, str(uuid7()), *in_paths):
         for call in (
             directory.create_tenant(ACTOR, name),
             directory.create_project(ACTOR, "acme", name),

@@ -125,6 +125,17 @@ async def _change_by_version(client: httpx.AsyncClient, path: str, change: dict[
     assert (await client.delete(path, headers={"if-match": now})).status_code in (200, 204)
 
 
+async def test_every_name_that_can_be_given_is_found_by_its_path(gateway: Any) -> None:
+    async with client_of(gateway) as client:
+        await made(client, "/pools", name="p")
+        for name in ("a/b", "a:b", "a..b", "a.", "a/_-:b./c"):
+            await made(client, "/pools", name=name)  # it looks where `location` points
+            await made(client, "/routes", name=name, pool="p", context_length=10)
+        for name in ("a//b", "a/", "a/.", "a/../b", "x" * 101):
+            for path, more in (("/pools", {}), ("/routes", {"pool": "p", "context_length": 10})):
+                problem(await client.post(path, json={"name": name, **more}), 400)
+
+
 async def test_lists_come_in_pages(gateway: Any) -> None:
     async with client_of(gateway) as client:
         for number in range(4):
