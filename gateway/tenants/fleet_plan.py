@@ -51,7 +51,7 @@ class FleetPlanner:
         tenants = {tenant.name: tenant for tenant in await all_pages(self._tenants_page, lambda tenant: tenant.name)}
         steps = await self._pools(fleet)
         steps += self._routes(fleet, routes)
-        planner = TenantPlanner(self.directory, self.actor, self.secret_key, self.tell_secret)
+        planner = TenantPlanner(self.directory, self.clock, self.actor, self.secret_key, self.tell_secret)
         for entry in fleet.tenants:
             made, removed = await planner.plan(entry, tenants.get(entry.name))
             steps += made

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from gateway.billing.usage import usd_text
+from gateway.clock import Clock
 from gateway.secret_key import SecretKey
 from gateway.tenants.audit import Actor
 from gateway.tenants.directory import Directory
@@ -31,6 +32,7 @@ from gateway.tenants.specs import (
     TenantChange,
     TenantSettings,
     check_cap,
+    check_expiry,
     check_names,
     check_scopes,
     check_settings,
@@ -56,9 +58,10 @@ class _Known:
 
 class TenantPlanner:
     def __init__(
-        self, directory: Directory, actor: Actor, secret_key: SecretKey | None, tell_secret: TellSecret
+        self, directory: Directory, clock: Clock, actor: Actor, secret_key: SecretKey | None, tell_secret: TellSecret
     ) -> None:
         self._directory = directory
+        self._clock = clock
         self._actor = actor
         self._secret_key = secret_key
         self._tell_secret = tell_secret
@@ -72,11 +75,16 @@ class TenantPlanner:
         known = await self._read(tenant)
         steps = self._tenant(entry, tenant)
         removals: list[Step] = []
-        for kind, plan in (("projects", self._projects), ("keys", self._keys), ("limits", self._limits)):
+        for kind, plan in (
+            ("projects", self._projects),
+            # Before the keys, so that none is without them, not even if the rest fails.
+            ("limits", self._limits),
+            ("keys", self._keys),
+            ("limits", self._limits_of_keys),
+        ):
             if getattr(entry, kind) is not UNSET:
                 made, removed = plan(entry, known)
                 steps += made
-                # What refers to others goes first: limits, keys, projects.
                 removals = removed + removals
         return steps, removals
 
@@ -171,6 +179,9 @@ class TenantPlanner:
         project = values.pop("project", None)
         what = f"key {tenant}/{entry.name}"
         at(what, lambda: _check_key(entry, values))
+        expires_at = values.get("expires_at")
+        if expires_at is not None and (old is None or expires_at != old.expires_at):
+            at(what, lambda: check_expiry(expires_at, self._clock.now()))
         if old is None:
             details = [f"project = {project or DEFAULT_PROJECT}"]
             details += [f"{name} = {shown(value)}" for name, value in values.items()]
@@ -205,10 +216,17 @@ class TenantPlanner:
             self._actor, key.public_id, if_version=key.version, tenant=key.tenant_id
         )
 
-    def _limits(self, entry: TenantEntry, known: _Known) -> tuple[list[Step], list[Step]]:
+    def _limits(self, entry: TenantEntry, known: _Known, *, of_keys: bool = False) -> tuple[list[Step], list[Step]]:
         steps, kept = [], set()
         for limit in entry.limits or []:
+            if (limit.subject == "key") != of_keys:
+                continue
             identity = self._identity(entry, limit, known)
+            if identity is not None and identity in kept:
+                raise ConfigurationError(
+                    f"tenant {entry.name!r}: a limit of {limit.subject} {limit.target!r} is there twice, once by its "
+                    "name and once by its id; write it once"
+                )
             if identity is not None:
                 kept.add(identity)
             old = known.limits.get(identity) if identity is not None else None
@@ -217,9 +235,12 @@ class TenantPlanner:
         removals = [
             Step("-", f"limit {entry.name}: {_limit_name(old.subject, old.target, old)}", self._limit_lifter(old))
             for identity, old in known.limits.items()
-            if identity not in kept
+            if identity not in kept and (old.subject == "key") == of_keys
         ]
         return steps, removals
+
+    def _limits_of_keys(self, entry: TenantEntry, known: _Known) -> tuple[list[Step], list[Step]]:
+        return self._limits(entry, known, of_keys=True)
 
     def _identity(self, entry: TenantEntry, limit: LimitEntry, known: _Known) -> _Identity | None:
         """As the limit is stored; None: what it is of is yet to be made, and so is the limit."""

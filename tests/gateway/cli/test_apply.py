@@ -109,12 +109,12 @@ def test_only_differences_are_made_and_shown_before(apply: Callable[..., Result]
     differences = """\
 ~ tenant acme
     weight: 1.0 -> 2.0
-~ key acme/k
-    max_output_tokens: none -> 9
 ~ limit acme: budget per month of tenant
     amount: 12.500000000 USD -> 13.000000000 USD
 ~ limit acme: requests per minute of end user someone
     amount: 5 -> 6
+~ key acme/k
+    max_output_tokens: none -> 9
 ~ price m
     input_usd_per_mtok: 1 -> 1.5
 """
@@ -149,9 +149,9 @@ def test_only_prune_takes_away_and_only_from_lists_that_are_there(
     assert (
         shown
         == """\
+- key acme/k ?
 - limit acme: requests per minute of end user ?
 - limit acme: budget per month of tenant
-- key acme/k ?
 - project acme/website
 - route m
 - pool pool
@@ -177,6 +177,7 @@ WRONG = [
     (SMALL.replace('name = "acme"', 'name = "acme"\ntimezone = "Mars"'), ["tenant 'acme'", "time zone"]),
     (SMALL.replace("1000\n", "1000\ndefault_output_tokens = 2000\n"), ["route 'm'", "default_output_tokens"]),
     (SMALL.replace('name = "k"', 'name = "k"\nmax_output_tokens = 0'), ["key acme/k", "max_output_tokens"]),
+    (SMALL.replace('name = "k"', 'name = "k"\nexpires_at = 2020-01-01T00:00:00Z'), ["key acme/k", "in the future"]),
 ]
 
 
@@ -187,6 +188,30 @@ def test_what_cannot_be_is_refused_with_its_place(apply: Callable[..., Result], 
         for word in words:
             assert word in result.stderr
     assert ok(penstock("pool", "list")) == ""  # nothing was begun
+
+
+def test_no_key_is_made_before_the_limits_that_hold_it(apply: Callable[..., Result]) -> None:
+    of_key = '[[tenants.limits]]\nsubject = "key"\ntarget = "k"\nmetric = "concurrent"\namount = 1\n'
+    steps = [line for line in ok(apply(SMALL + of_key, "--yes")).splitlines() if line.startswith("+ ")]
+    assert steps[-5:] == [
+        "+ limit acme: budget per month of tenant",
+        "+ limit acme: requests per minute of end user someone",
+        "+ key acme/k",
+        "+ limit acme: concurrent of key k",
+        "+ price m",
+    ]
+    assert ok(apply(SMALL + of_key)) == "Nothing to do: all is as the file says.\n"
+
+
+def test_a_limit_by_the_name_and_by_the_id_of_one_project_is_there_twice(
+    apply: Callable[..., Result], penstock: Penstock
+) -> None:
+    ok(apply(SMALL, "--yes"))
+    project_id = ok(penstock("project", "list", "--tenant", "acme")).splitlines()[-1].split()[1]
+    limit = '[[tenants.limits]]\nsubject = "project"\ntarget = "{}"\nmetric = "concurrent"\namount = {}\n'
+    twice = apply(SMALL + limit.format("website", 1) + limit.format(project_id, 2), "--yes")
+    assert twice.exit_code == 1
+    assert "twice" in twice.stderr
 
 
 def test_secrets_go_to_no_file_that_others_may_read(apply: Callable[..., Result], tmp_path: Path) -> None:
