@@ -129,6 +129,7 @@ class Answer:
             first_token_ms=exchange.first_token_ms,
             queue_ms=exchange.queue_ms,
             relayed=self.streamed and exchange.handed_on,
+            wasted=exchange.wasted,
         )
         self._on_usage(self._plan, usage)
         _log.info(

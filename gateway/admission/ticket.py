@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from uuid import UUID
@@ -139,12 +139,14 @@ class Ticket:
         first_token_ms: int | None = None,
         queue_ms: int | None = None,
         relayed: bool = True,
+        wasted: Sequence[TokenUsage] = (),
     ) -> None:
         """End the request: frees its slot, returns its reservation, charges it. Later calls are ignored.
 
         ``usage``: final totals; the last checkpoint if None. ``relayed``: whether any of its answer reached the client,
         without which a failed request is not charged. ``attempts``: backends tried; a failed request that
-        reached none is given back to its limits on requests. The write runs in tasks of Admission, out of
+        reached none is given back to its limits on requests. ``wasted``: what attempts before the last one used, which
+        costs us and is not charged. The write runs in tasks of Admission, out of
         reach of the caller's cancellation, and is repeated until Redis has taken it.
         """
         if self.event is not None:
@@ -163,6 +165,7 @@ class Ticket:
             total_ms=total_ms,
             queue_ms=queue_ms,
             relayed=relayed,
+            wasted=wasted,
         )
         self._written = self._submit(self, self.event, status == "failed" and attempts == 0)
 
@@ -204,9 +207,11 @@ class Ticket:
         total_ms: int | None = None,
         queue_ms: int | None = None,
         relayed: bool = True,
+        wasted: Sequence[TokenUsage] = (),
     ) -> UsageEvent:
         draft, usage = self.draft, self._usage
         charged, cost = charge(status, usage, draft.tariff, relayed=relayed)
+        cost = min(cost + sum(draft.tariff.cost_of(plausible(each)) for each in wasted), MAX_AMOUNT)
         return UsageEvent(
             request_id=self.request_id,
             admitted_at=self.admitted_at,

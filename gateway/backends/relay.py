@@ -80,6 +80,8 @@ class Exchange:
         self.backend_id: str | None = None
         """The backend of the latest attempt."""
         self.usage = TokenUsage()
+        self.wasted: list[TokenUsage] = []
+        """What attempts that failed had used, before the latest one."""
         self.handed_on = False
         """Whether any event of the answer was returned; from then on there is no second attempt."""
         self.queue_ms: int | None = None
@@ -145,6 +147,8 @@ class Exchange:
         self._tried.append(endpoint.id)
         self.attempts += 1
         self.backend_id = endpoint.id
+        if self.usage != TokenUsage():
+            self.wasted.append(self.usage)
         self.usage = TokenUsage()
         with ExitStack() as in_use:
             in_use.enter_context(relay.balancer.using(endpoint))

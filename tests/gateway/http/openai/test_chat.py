@@ -435,6 +435,8 @@ async def test_another_worker_takes_over_before_the_first_token_and_bills_once(g
     assert bad.seen
     assert sum(row.attempts for row in rows) == 4 + len(bad.seen)
     assert all((row.status, row.completion_tokens, row.backend) == ("ok", 2, "w2") for row in rows)
+    assert {row.charged_nano_usd for row in rows} == {13_000}
+    assert sum(row.cost_nano_usd for row in rows) == 4 * 13_000 + len(bad.seen) * 11_000  # all that workers did
 
 
 async def test_a_waiting_stream_gets_comments_and_then_its_answer(start_gateway: Any, upstream: Any) -> None:
