@@ -139,7 +139,10 @@ class KeyChanges(Changes):
         if_version: int | None = None,
         tenant: str | UUID | None = None,
     ) -> KeyRecord:
-        """Raises UnknownTenant, UnknownKey, VersionConflict, NotAllowed, ConfigurationError."""
+        """The last owner's key can be given an end only at the console.
+
+        Raises UnknownTenant, UnknownKey, VersionConflict, LastOwner, NotAllowed, ConfigurationError.
+        """
         async with self._changing_key(actor, public_id, tenant) as (connection, before, owner):
             check_version("key", public_id, if_version, before.version)
             given = {name: value for name, value in msgspec.structs.asdict(change).items() if value is not UNSET}
@@ -148,6 +151,8 @@ class KeyChanges(Changes):
                 return before
             if before.tenant_id is None and not values.keys() <= {"name", "expires_at"}:
                 raise ConfigurationError("of an administrator's key only name and expiry can be changed")
+            if before.role == "owner" and _ends_sooner(before, values.get("expires_at")) and not actor.is_console:
+                await self._check_not_last_owner(connection, public_id)
             after = await _update(connection, public_id, self._checked(values))
             await self._audit(connection, actor, owner, "update", before, after)
             return after
@@ -337,6 +342,10 @@ def _check_owner(record: KeyRecord, tenant_id: UUID) -> None:
 def _check_in_use(record: KeyRecord, revoked: bool) -> None:
     if record.revoked_at is not None and not revoked:
         raise StateConflict(f"key {record.public_id!r} is revoked; issue another")
+
+
+def _ends_sooner(before: KeyRecord, expires_at: datetime | None) -> bool:
+    return expires_at is not None and (before.expires_at is None or expires_at < before.expires_at)
 
 
 def _record(row: Any) -> KeyRecord:

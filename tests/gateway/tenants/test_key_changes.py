@@ -115,7 +115,7 @@ async def test_grace_is_bounded(directory: Directory) -> None:
             await directory.rotate_key(ACTOR, record.public_id, grace_s=grace_s)
 
 
-async def test_the_last_owner_can_only_be_revoked_at_the_console(directory: Directory, clock: ManualClock) -> None:
+async def test_the_last_owner_can_only_be_ended_at_the_console(directory: Directory, clock: ManualClock) -> None:
     _, first = await directory.create_admin_key(ACTOR)
     _, second = await directory.create_admin_key(ACTOR, expires_at=clock.now() + timedelta(hours=1))
     for role in ("admin", "viewer"):
@@ -123,6 +123,11 @@ async def test_the_last_owner_can_only_be_revoked_at_the_console(directory: Dire
     clock.advance(3600)  # the second is none any more
     with pytest.raises(LastOwner, match="penstock admin-key"):
         await directory.revoke_key(API, first.public_id)
+    soon, later = (KeyChange(expires_at=clock.now() + timedelta(seconds=seconds)) for seconds in (3600, 7200))
+    with pytest.raises(LastOwner):
+        await directory.update_key(API, first.public_id, soon)
+    for actor, change in ((API, KeyChange(name="chief")), (ACTOR, soon), (API, later)):
+        await directory.update_key(actor, first.public_id, change)
     _, third = await directory.create_admin_key(API)
     both = (first.public_id, third.public_id)
     outcomes = await asyncio.gather(*(directory.revoke_key(API, id_) for id_ in both), return_exceptions=True)
