@@ -75,6 +75,16 @@ def discard(dead_id: int) -> None:
     click.echo(f"{dead_id} is discarded; `penstock audit` still shows it.")
 
 
+def warn_of_dead(count: int) -> None:
+    """On standard error, beside a report that lacks them."""
+    if count:
+        click.echo(
+            f"Warning: {count} usage events could not be recorded and are in no report; `penstock dead list` shows "
+            "each and its error.",
+            err=True,
+        )
+
+
 def _events(session: Session) -> DeadEvents:
     return DeadEvents(session.engine, session.clock)
 

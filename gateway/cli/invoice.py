@@ -11,7 +11,9 @@ import msgspec
 from gateway.billing.invoice_page import invoice_page
 from gateway.billing.invoices import Invoice
 from gateway.billing.invoices import invoice as make_invoice
-from gateway.cli.session import run
+from gateway.billing.reports import dead_event_count
+from gateway.cli.dead import warn_of_dead
+from gateway.cli.session import Session, run
 from gateway.cli.values import echo_table
 
 Format = Literal["table", "json", "html"]
@@ -28,7 +30,13 @@ Format = Literal["table", "json", "html"]
 )
 def invoice(tenant: str, month: str, form: Format, output: Path | None) -> None:
     """Show what TENANT was charged for the month, of its own time zone, by project and model."""
-    made = run(lambda session: make_invoice(session.engine, tenant, month, session.clock.now()))
+
+    async def work(session: Session) -> tuple[Invoice, int]:
+        made = await make_invoice(session.engine, tenant, month, session.clock.now())
+        return made, await dead_event_count(session.engine)
+
+    made, dead = run(work)
+    warn_of_dead(dead)
     if form == "table":
         if output is not None:
             raise click.UsageError("--output goes with --format json or html")

@@ -16,6 +16,7 @@ from gateway.billing.report_rows import AdminUsageRow, fields_of, total
 from gateway.billing.report_statement import Report
 from gateway.billing.reports import dead_event_count, end_user_hasher, usage_report
 from gateway.billing.usage import Status
+from gateway.cli.dead import warn_of_dead
 from gateway.cli.session import Session, run
 from gateway.cli.values import MomentType, echo_table, resolve, zone_named
 from gateway.settings import load_settings
@@ -89,6 +90,8 @@ def usage(
     JSON and CSV have all kinds of tokens and what the requests cost as well.
     """
     if to_forecast:
+        if start or end or group_by or form == "csv" or any(filters.values()):
+            raise click.UsageError("--forecast is of one tenant's running month; only --tenant and --json go with it")
         _forecast(tenant, as_json or form == "json")
         return
     zone = zone_named(timezone)
@@ -123,12 +126,7 @@ def usage(
         _show(report, query.group_by)
     else:
         click.echo(f"No usage of {f'tenant {tenant}' if tenant else 'any tenant'} in this time.")
-    if dead:
-        click.echo(
-            f"Warning: {dead} usage events could not be recorded and are in no report; `penstock dead list` shows each "
-            "and its error.",
-            err=True,
-        )
+    warn_of_dead(dead)
 
 
 def _forecast(tenant: str | None, as_json: bool) -> None:

@@ -157,6 +157,10 @@ def test_usage_tells_of_events_that_are_in_no_report(penstock: Penstock, databas
     assert "1 usage events could not be recorded" in shown.stderr
     assert "`penstock dead list`" in shown.stderr
     assert "Warning" not in shown.stdout
+    ok(penstock("tenant", "create", "acme"))
+    invoice = penstock("invoice", "acme", "2024-05")
+    assert invoice.exit_code == 0
+    assert "1 usage events could not be recorded" in invoice.stderr
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,10 @@ def test_a_forecast_stands_beside_the_budget(filled: Penstock) -> None:
     found = json.loads(ok(filled("usage", "--forecast", "--tenant", "acme", "--json")))
     assert (found["charged_nano_usd"], found["budget"]["amount_usd"]) == (0, "5.000000000")
     assert filled("usage", "--forecast").exit_code != 0
+    for ignored in (("--month", "2024-05"), ("--format", "csv"), ("--start", "2024-05-01"), ("--group-by", "model")):
+        refused = filled("usage", "--forecast", "--tenant", "acme", *ignored)
+        assert refused.exit_code != 0
+        assert "only --tenant and --json" in refused.stderr
     missing = filled("usage", "--forecast", "--tenant", "nobody")
     assert missing.exit_code != 0
     assert "nobody" in missing.stderr
