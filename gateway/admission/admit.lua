@@ -154,7 +154,9 @@ for n = 0, last do
     elseif redis.call('HGET', tenant, limits[at + 1]) ~= limits[at + 5] then
       missing[#missing + 1] = n
     end
-    used[n] = redis.call('ZCOUNT', key[n], '(' .. text(now), '+inf')
+    -- A lease that ran out holds its slot until the janitor has settled it: Redis may have been away so long, and the
+    -- request still run.
+    used[n] = redis.call('ZCARD', key[n])
     if used[n] + 1 > amount then
       refuse(n, 0, amount < 1 and -1 or 1000)
     end

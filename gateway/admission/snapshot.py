@@ -37,15 +37,17 @@ class BudgetCounter:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Running requests of one subject, each with the end of its lease. An expired lease holds no slot."""
+    """Running requests of one subject, each with the end of its lease. One whose lease ran out holds its slot until the
+    janitor has settled it."""
 
     counter: Counter
     leases: dict[UUID, datetime]
     counted_for: UUID | None = None
     """The limit for which all that hold a slot were counted; None: those who came before it may be missing."""
 
-    def live(self, at: datetime) -> int:
-        return sum(end > at for end in self.leases.values())
+    @property
+    def live(self) -> int:
+        return len(self.leases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,8 @@ class TenantCounters:
 
     @property
     def live(self) -> int:
-        """Requests of the tenant whose lease runs."""
-        return self.slots[0].live(self.at)
+        """Requests of the tenant that hold a slot."""
+        return self.slots[0].live
 
 
 async def snapshot(redis: RedisClient, tenant_id: UUID) -> TenantCounters:

@@ -133,7 +133,7 @@ class Model:
         return found
 
     def live(self, counter: Counter) -> int:
-        return sum((each.open or each.resumed) and each.expiry > self.now for each in self.matching(counter))
+        return sum(each.open or each.resumed for each in self.matching(counter))
 
     def verdict(self, ask: Ask) -> Verdict:
         refusing: list[tuple[Limit, int | None]] = []

@@ -118,7 +118,7 @@ class Example:
         for counter, amount in found.windows.items():
             assert amount == sum(model.buckets(counter).values()), counter
         for slots in found.slots:
-            assert slots.live(found.at) == model.live(slots.counter), slots
+            assert slots.live == model.live(slots.counter), slots
         assert {each.request_id for each in found.requests if each.state == "open"} <= {
             each.ticket.request_id for each in model.requests if each.open
         }

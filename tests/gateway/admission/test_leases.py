@@ -11,7 +11,18 @@ from gateway.admission.service import Admission
 from gateway.billing.usage import TokenUsage
 from gateway.redis_url import client as redis_client
 from gateway.tenants.principal import LONGEST_REQUEST_S
-from tests.gateway.admission.support import Ledger, admission, advance, eventually, on_both, take, tenant, totals
+from tests.gateway.admission.support import (
+    LEASE_S,
+    Ledger,
+    admission,
+    advance,
+    eventually,
+    limit,
+    on_both,
+    take,
+    tenant,
+    totals,
+)
 
 
 @on_both
@@ -47,6 +58,19 @@ async def test_a_gateway_that_dies_before_its_first_heartbeat(redis_url: str, ga
     [row] = ledger.events(principal)
     assert (row.admitted_at, row.status, row.charged_nano_usd) == (ticket.admitted_at, "abandoned", 0)
     assert (row.key_id, row.route, row.price_id, row.attempts) == ("key1", "tiny", ticket.draft.tariff.price_id, 0)  # type: ignore[union-attr]
+
+
+async def test_a_slot_is_held_over_a_silence_of_redis(gate: Admission) -> None:
+    """No lease could be renewed, but the request runs on: only the janitor, who lets gateways renew first, frees it."""
+    principal = tenant(None, 1, None, limit("concurrent", 1, subject="key", target="key1"))
+    await take(gate, principal)
+    advance(LEASE_S + 1, gate)
+    with pytest.raises(Refused):
+        await take(gate, principal)
+    await gate._leases.renew()
+    assert await gate.expire_leases() == 0
+    with pytest.raises(Refused):
+        await take(gate, principal)
 
 
 async def test_a_heartbeat_keeps_leases(gate: Admission, ledger: Ledger) -> None:

@@ -203,13 +203,13 @@ async def test_slots_come_back_at_settlement(gate: Admission) -> None:
     second.settle("ok")
 
 
-async def test_only_live_leases_hold_slots(gate: Admission) -> None:
+async def test_a_slot_whose_lease_ran_out_is_free_once_the_janitor_came_by(gate: Admission) -> None:
     principal = tenant(slots=1)
     await take(gate, principal)
-    advance(5, gate)
+    advance(10, gate)
     await refusal(gate, principal)
-    advance(5, gate)
-    await take(gate, principal)  # before any janitor came by
+    assert await gate.expire_leases() == 1
+    await take(gate, principal)
 
 
 # Budgets
