@@ -187,7 +187,10 @@ class PriceBook:
         basis: Basis = "charge",
         effective_from: datetime | None = None,
     ) -> HostedPrice:
-        """What ``import_genai_prices`` would set, and what it leaves out. Raises ConfigurationError."""
+        """The price of a hosted model as one of ``route``'s, to be set by ``set_price``, and what it leaves out.
+
+        Raises ConfigurationError, DatabaseUnavailable.
+        """
         async with transaction(self._engine) as connection:
             await _check_route(connection, route)
             longest = await connection.scalar(select(routes.c.context_length).where(routes.c.name == route))
@@ -204,24 +207,6 @@ class PriceBook:
             effective_from=effective_from,
             longest_prompt=longest,
         )
-
-    async def import_genai_prices(
-        self,
-        actor: Actor,
-        route: str,
-        provider: str,
-        model: str,
-        *,
-        tenant: str | None = None,
-        basis: Basis = "charge",
-        effective_from: datetime | None = None,
-    ) -> Price:
-        """Give a route the price of a hosted model, in force at ``effective_from`` (now, if not given). Raises
-        ConfigurationError, DatabaseUnavailable."""
-        found = await self.hosted_price(
-            route, provider, model, tenant=tenant, basis=basis, effective_from=effective_from
-        )
-        return await self.set_price(actor, found.spec)
 
     async def _read(self) -> _Versions:
         async with transaction(self._engine) as connection:

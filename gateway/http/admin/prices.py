@@ -78,6 +78,11 @@ class PriceView(msgspec.Struct, frozen=True, kw_only=True):
     """Null: until the next version begins."""
 
 
+class ImportedPriceView(PriceView, frozen=True, kw_only=True):
+    notes: list[str]
+    """What of the model's price ours cannot hold, and what was taken in its place."""
+
+
 class NewPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     route: Name
     tenant: Name | None = None
@@ -160,9 +165,8 @@ def price_handlers(prices: PriceBook) -> list[HTTPRouteHandler]:
         operation_class=documented(403, 404, 409, example=_IMPORT, tagged=True, created=True),
         summary="Give a route the price of a hosted model, as the genai-prices package knows it",
     )
-    async def import_(request: AnyRequest, data: JSONBody[ImportedPrice]) -> Response[PriceView]:
-        price = await prices.import_genai_prices(
-            actor_of(request),
+    async def import_(request: AnyRequest, data: JSONBody[ImportedPrice]) -> Response[ImportedPriceView]:
+        found = await prices.hosted_price(
             data.route,
             data.provider,
             data.model,
@@ -170,7 +174,9 @@ def price_handlers(prices: PriceBook) -> list[HTTPRouteHandler]:
             basis=data.basis,
             effective_from=data.effective_from,
         )
-        return single(_shown(price), price_version(price), created_at=f"/prices/{price.id}")
+        price = await prices.set_price(actor_of(request), found.spec)
+        view = ImportedPriceView(**msgspec.structs.asdict(_shown(price)), notes=list(found.notes))
+        return single(view, price_version(price), created_at=f"/prices/{price.id}")
 
     @get(
         "/prices/{price:str}",

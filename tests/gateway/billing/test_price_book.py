@@ -245,7 +245,8 @@ async def test_prices_are_read_again_only_if_one_was_set_or_ended(
 
 async def test_a_hosted_models_price_is_taken_over(book: PriceBook) -> None:
     at = datetime(2026, 11, 1, tzinfo=UTC)
-    price = await book.import_genai_prices(ACTOR, "m", "openai", "gpt-4o", tenant="acme", effective_from=at)
+    found = await book.hosted_price("m", "openai", "gpt-4o", tenant="acme", effective_from=at)
+    price = await book.set_price(ACTOR, found.spec)
     assert (price.input_usd_per_mtok, price.cached_input_usd_per_mtok, price.output_usd_per_mtok) == (
         Decimal("2.5"),
         Decimal("1.25"),

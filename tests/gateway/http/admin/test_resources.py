@@ -216,6 +216,9 @@ async def test_prices_are_text_and_end(gateway: Any) -> None:
         )
         assert imported.status_code == 201
         assert "genai-prices" in imported.json()["source"]
+        free = {"route": "org/new", "provider": "azure", "model": "davinci"}
+        notes = (await client.post("/prices/import", json=free)).json()["notes"]
+        assert any("no price for output" in note for note in notes)
         assert (await client.delete("/routes/org/new")).status_code == 204
         problem(await client.get("/routes/org/new"), 404, "org/new")
 
