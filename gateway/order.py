@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 import msgspec
 
@@ -26,6 +28,8 @@ class Plan:
     order: Order
     draft: Draft
     bound: Bound
+    tariff_at: Callable[[datetime], Tariff]
+    """The prices in force at a moment; ``draft`` and ``bound`` go by those of the planning."""
 
 
 def make_order(

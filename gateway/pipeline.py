@@ -6,6 +6,8 @@ Two stages of the plan are not here yet. The answer cache belongs between admiss
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 
 import structlog
@@ -91,6 +93,7 @@ class Pipeline:
             principal = await self._reload(call.key, stale)
             plan = await self._plan(call, ask, principal)
             ticket = await self._admit(call, principal, plan.draft, plan.bound, after=stale)
+        ticket.reprice(plan.tariff_at(ticket.admitted_at))
         exchange = self._relay.open(plan.order, total_s=plan.route.timeout_s, checkpoint=ticket.checkpoint)
         return Answer(call, plan, ticket, exchange, keepalive_s=self._keepalive_s, on_usage=self._compare)
 
@@ -145,7 +148,10 @@ class Pipeline:
     async def _plan(self, call: Call, ask: Ask, principal: Principal) -> Plan:
         """All that can be known before the admission. Raises ApiError."""
         route = await self._resolve(ask.model, principal)
-        tariff = await self._tariff(route, principal)
+        tariff_at = await self._tariffs(route, principal)
+        tariff = tariff_at(self._admission.now())
+        if tariff.charge is None and route.unpriced == "refuse":
+            raise not_priced(route.name)
         longest = self._relay.balancer.context_length(route.pool)
         context_length = max(route.context_length, longest or 0)
         prompt = await self._prompt(ask, route, principal, context_length)
@@ -153,7 +159,8 @@ class Pipeline:
         bound = make_bound(tariff, prompt, output)
         if longest is None:
             raise faults.no_backend(route.name).error()
-        return Plan(principal, route, prompt, order, self._draft(call, ask, principal, route, tariff), bound)
+        draft = self._draft(call, ask, principal, route, tariff)
+        return Plan(principal, route, prompt, order, draft, bound, tariff_at)
 
     def _draft(self, call: Call, ask: Ask, principal: Principal, route: Route, tariff: Tariff) -> Draft:
         return Draft(
@@ -174,14 +181,11 @@ class Pipeline:
             raise model_not_found(model)
         return route
 
-    async def _tariff(self, route: Route, principal: Principal) -> Tariff:
+    async def _tariffs(self, route: Route, principal: Principal) -> Callable[[datetime], Tariff]:
         try:
-            tariff = await self._prices.tariff(route.name, principal, self._admission.now())
+            return await self._prices.tariffs(route.name, principal)
         except DatabaseUnavailable as fault:
             raise unavailable() from fault
-        if tariff.charge is None and route.unpriced == "refuse":
-            raise not_priced(route.name)
-        return tariff
 
     async def _prompt(self, ask: Ask, route: Route, principal: Principal, context_length: int) -> PromptBound:
         """Counted if something depends on it; without a limit on money or tokens any bound will do."""

@@ -123,6 +123,12 @@ class Ticket:
         self._kept: TokenUsage | None = _NO_USAGE
         self._written: asyncio.Future[None] | None = None
 
+    def reprice(self, tariff: Tariff) -> None:
+        """Other prices came into force before the admission: the row goes by these, though other ones were reserved by.
+        A price that ended is kept, since the request was let in by it."""
+        if tariff.charge is not None and tariff != self.draft.tariff:
+            self.draft = replace(self.draft, tariff=tariff)
+
     def checkpoint(self, usage: TokenUsage, backend: str | None) -> None:
         """Remember running totals; the next heartbeat writes them to Redis. Cheap, to be called for each chunk."""
         self._usage = usage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
@@ -68,11 +69,19 @@ class PriceBook:
         It costs us the cost price, else the list price, else what the tenant pays. Raises DatabaseUnavailable if no
         copy was ever read.
         """
+        return (await self.tariffs(route, principal))(at)
+
+    async def tariffs(self, route: str, principal: Principal) -> Callable[[datetime], Tariff]:
+        """As ``tariff``, for any moment: of a request it is known only when it is admitted. Raises as ``tariff``."""
         versions = await self._copy.current()
-        own = _in_force(versions, (route, principal.tenant_id, "charge"), at)
-        listed = _in_force(versions, (route, None, "charge"), at)
-        cost = _in_force(versions, (route, None, "cost"), at)
-        return Tariff(own or listed, cost or listed or own, principal.markup_bp)
+
+        def at(moment: datetime) -> Tariff:
+            own = _in_force(versions, (route, principal.tenant_id, "charge"), moment)
+            listed = _in_force(versions, (route, None, "charge"), moment)
+            cost = _in_force(versions, (route, None, "cost"), moment)
+            return Tariff(own or listed, cost or listed or own, principal.markup_bp)
+
+        return at
 
     async def price(self, route: str, at: datetime, *, basis: Basis = "charge") -> Price | None:
         """The list (or cost) price in force at ``at``; None: there is none then. Raises as ``tariff``."""

@@ -576,6 +576,22 @@ async def test_the_price_is_the_one_in_force_by_the_time_of_redis(start_gateway:
         assert row.charged_nano_usd == 9 * 10_000 + 3 * 20_000
 
 
+async def test_a_price_that_begins_between_planning_and_admission_is_the_one_charged(
+    gateway: Any, upstream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gateway.admission.service import Admission
+
+    planned = datetime.now(UTC) - timedelta(days=1)
+    new = await gateway.set_price("m", "10", "20", effective_from=planned + timedelta(hours=1))
+    await gateway.register(await upstream(paris))
+    monkeypatch.setattr(Admission, "now", lambda _: planned)  # a moment later it is admitted: a day, here
+    async with client_of(gateway) as client:
+        answer = await client.post(PATH, json=ASK)
+    (row,) = await gateway.rows()
+    assert (row.price_id, row.charged_nano_usd) == (new.id, 9 * 10_000 + 3 * 20_000)
+    assert answer.headers["x-penstock-cost-usd"] == "0.000150000"
+
+
 async def test_a_database_restored_from_a_backup_is_believed(gateway: Any, upstream: Any) -> None:
     await gateway.register(await upstream(paris))
     async with client_of(gateway) as client, announcing(gateway) as directory:
