@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from sqlalchemy import ARRAY, Text, any_, cast, func, literal, or_, select, text
+from sqlalchemy import Text, cast, func, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.billing.ledger import QUARTER_S
 from gateway.billing.local_time import Range, Unit, common, slots
-from gateway.billing.report_query import (
-    InvalidReport,
-    NotFound,
-    UsageQuery,
-    range_of,
-)
-from gateway.billing.report_source import Filters, rollup_or_rows, rows
+from gateway.billing.report_query import InvalidReport, NotFound, UsageQuery
+from gateway.billing.report_source import Filters
 from gateway.billing.report_statement import UNITS, Report, Statement
 from gateway.db.engine import DatabaseUnavailable, tenant_transaction, transaction
-from gateway.db.tables import api_keys, dead_usage_events, projects, tenants, usage_events, usage_rollup
+from gateway.db.tables import api_keys, dead_usage_events, projects, tenants, usage_rollup
 from gateway.secret_key import SecretKey
 from gateway.tenants.end_users import end_user_hash
 
@@ -77,23 +72,6 @@ async def usage_report(
 
 def _begins(units: Sequence[Unit], ranges: Sequence[Range], zone: ZoneInfo) -> dict[Unit, list[datetime]]:
     return {unit: slots(unit, ranges[0][0], ranges[-1][1], zone) if ranges else [] for unit in units}
-
-
-async def charged_between(
-    engine: AsyncEngine, tenant_id: UUID, start: datetime, end: datetime, *, excluding: Collection[UUID] = ()
-) -> int:
-    """Nano-USD charged to a tenant for requests admitted from ``start`` to before ``end``, as far as the ledger has
-    them. ``excluding``: requests to leave out. Raises InvalidReport, DatabaseUnavailable."""
-    ranges, filters = [range_of(start, end)], Filters(tenants=[tenant_id])
-    source = rollup_or_rows(ranges, filters).subquery()
-    amount = select(func.coalesce(func.sum(source.c.charged_nano_usd), 0)).scalar_subquery()
-    request_id = usage_events.c.request_id
-    # One parameter, however many they are: Postgres takes 65,535 at most.
-    excluded = request_id == any_(literal(list(excluding), ARRAY(request_id.type)))
-    without = rows(ranges, filters).where(excluded).subquery()
-    left_out = select(func.coalesce(func.sum(without.c.charged_nano_usd), 0)).scalar_subquery()
-    async with transaction(engine, timeout_s=REPORT_TIMEOUT_S) as connection:
-        return int(await connection.scalar(select(amount - left_out if excluding else amount)) or 0)
 
 
 async def dead_event_count(engine: AsyncEngine) -> int:

@@ -17,9 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.billing.entries import Entry
 from gateway.billing.ledger import record
+from gateway.billing.ledger_sums import PostgresSums
 from gateway.billing.report_query import DIMENSIONS, InvalidReport, NotFound, UsageQuery
 from gateway.billing.report_rows import fields_of
-from gateway.billing.reports import charged_between, dead_event_count, reading, usage_report
+from gateway.billing.reports import dead_event_count, reading, usage_report
 from gateway.billing.usage import UsageEvent
 from gateway.db.engine import transaction
 from tests.gateway.billing.report_support import (
@@ -81,10 +82,10 @@ async def test_any_half_open_range_holds_exactly_its_rows(filled: Filled) -> Non
         assert [measures(row) for row in rows] == ([sums(inside)] if inside else [])
         if tenant is not None:
             charged = sum(event.charged_nano_usd for event in inside)
-            assert await charged_between(engine, tenant, start, end) == charged
+            assert await PostgresSums(engine).charged(tenant, start, end) == charged
             left_out = inside[::3] + events[:3]
-            assert await charged_between(
-                engine, tenant, start, end, excluding=[event.request_id for event in left_out]
+            assert await PostgresSums(engine).charged(
+                tenant, start, end, excluding=[event.request_id for event in left_out]
             ) == sum(event.charged_nano_usd for event in inside if event not in left_out)
 
 
@@ -93,8 +94,8 @@ async def test_more_requests_can_be_left_out_than_a_statement_has_parameters(fil
     tenant = events[0].tenant_id
     own = [event for event in events if event.tenant_id == tenant]
     left_out = [own[0].request_id, *(UUID(int=number) for number in range(70_000))]
-    charged = await charged_between(
-        engine, tenant, BEGIN - timedelta(days=10), BEGIN + timedelta(days=30), excluding=left_out
+    charged = await PostgresSums(engine).charged(
+        tenant, BEGIN - timedelta(days=10), BEGIN + timedelta(days=30), excluding=left_out
     )
     assert charged == sum(event.charged_nano_usd for event in own[1:])
 
@@ -318,7 +319,7 @@ async def test_tenants_projects_and_keys_go_by_name(engine: AsyncEngine) -> None
 async def test_nothing_used_is_no_row(engine: AsyncEngine) -> None:
     for group_by in ([], ["day"], ["tag"]):
         assert await report(engine, group_by=group_by) == []
-    assert await charged_between(engine, TENANT, NOON, NOON + timedelta(days=1)) == 0
+    assert await PostgresSums(engine).charged(TENANT, NOON, NOON + timedelta(days=1)) == 0
     assert await dead_event_count(engine) == 0
 
 
