@@ -24,6 +24,7 @@ from gateway.tenants.records import (
     ConfigurationError,
     KeyRecord,
     LastOwner,
+    NotAllowed,
     StateConflict,
     UnknownKey,
     check_name,
@@ -216,6 +217,7 @@ class KeyChanges(Changes):
             "expires_at": check_expiry(expires_at, self._clock.now()),
         }
         async with transaction(self._engine) as connection:
+            await self._check_in_force(connection, actor)
             record = await _insert(connection, new, values)
             await audit(connection, actor, "create", "admin_key", record.public_id, after=_audited(record))
         return new.text, record
@@ -244,6 +246,7 @@ class KeyChanges(Changes):
                     .order_by(api_keys.c.public_id)
                     .with_for_update()
                 )
+                await self._check_in_force(connection, actor)
                 before = await _find(connection, public_id)
                 _check_in_use(before, revoked)
                 yield connection, before, None
@@ -284,6 +287,21 @@ class KeyChanges(Changes):
         if "expires_at" in values:
             check_expiry(values["expires_at"], self._clock.now())
         return checked
+
+    async def _check_in_force(self, connection: AsyncConnection, actor: Actor) -> None:
+        """Raises NotAllowed if the actor's key was ended: another gateway takes it from its cache for some seconds, in
+        which it must not make itself a successor."""
+        if actor.is_console:
+            return
+        own = select(api_keys.c.public_id).where(
+            api_keys.c.public_id == actor.name,
+            api_keys.c.role == "owner",
+            api_keys.c.revoked_at.is_(None),
+            api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > self._clock.now()),
+        )
+        # Waits for a revocation that is under way.
+        if await connection.scalar(own.with_for_update(read=True)) is None:
+            raise NotAllowed("the key that asks is no owner's key any more; use another owner's")
 
     async def _check_not_last_owner(self, connection: AsyncConnection, public_id: str) -> None:
         others = select(func.count()).where(

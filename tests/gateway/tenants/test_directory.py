@@ -348,7 +348,8 @@ async def test_roles(directory: Directory, role: AdminRole, may_change: bool, ma
     await directory.create_tenant(ACTOR, "acme")
     _, key = await directory.create_key(ACTOR, "acme", "k")
     _, admin = await directory.create_admin_key(ACTOR)
-    who = Actor("abcdefghij01", role)
+    _, own = await directory.create_admin_key(ACTOR, role=role)
+    who = Actor(own.public_id, role)
     changes = (
         directory.create_tenant(who, "globex"),
         directory.update_tenant(who, "acme", TenantChange(weight=2)),

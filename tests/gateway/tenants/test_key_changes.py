@@ -12,12 +12,10 @@ from gateway.db.tables import api_keys
 from gateway.tenants.audit import Actor
 from gateway.tenants.directory import Directory, KeyChange
 from gateway.tenants.keys import parse_key
-from gateway.tenants.records import ConfigurationError, LastOwner, VersionConflict
+from gateway.tenants.records import ConfigurationError, LastOwner, NotAllowed, VersionConflict
 from gateway.tenants.service import Tenants
 from tests.gateway.db.support import ManualClock
 from tests.gateway.tenants.support import ACTOR
-
-API = Actor("abcdefghij01", "owner")
 
 
 async def test_only_hashes_are_stored(directory: Directory, engine: AsyncEngine) -> None:
@@ -117,24 +115,56 @@ async def test_grace_is_bounded(directory: Directory) -> None:
 
 async def test_the_last_owner_can_only_be_ended_at_the_console(directory: Directory, clock: ManualClock) -> None:
     _, first = await directory.create_admin_key(ACTOR)
+    chief = Actor(first.public_id, "owner")
     _, second = await directory.create_admin_key(ACTOR, expires_at=clock.now() + timedelta(hours=1))
     for role in ("admin", "viewer"):
         await directory.create_admin_key(ACTOR, role=role)  # type: ignore[arg-type]
     clock.advance(3600)  # the second is none any more
     with pytest.raises(LastOwner, match="penstock admin-key"):
-        await directory.revoke_key(API, first.public_id)
+        await directory.revoke_key(chief, first.public_id)
     soon, later = (KeyChange(expires_at=clock.now() + timedelta(seconds=seconds)) for seconds in (3600, 7200))
     with pytest.raises(LastOwner):
-        await directory.update_key(API, first.public_id, soon)
-    for actor, change in ((API, KeyChange(name="chief")), (ACTOR, soon), (API, later)):
+        await directory.update_key(chief, first.public_id, soon)
+    for actor, change in ((chief, KeyChange(name="chief")), (ACTOR, soon), (chief, later)):
         await directory.update_key(actor, first.public_id, change)
-    _, third = await directory.create_admin_key(API)
+    _, third = await directory.create_admin_key(chief)
     both = (first.public_id, third.public_id)
-    outcomes = await asyncio.gather(*(directory.revoke_key(API, id_) for id_ in both), return_exceptions=True)
+    # Each revokes itself.
+    outcomes = await asyncio.gather(
+        *(directory.revoke_key(Actor(id_, "owner"), id_) for id_ in both), return_exceptions=True
+    )
     assert sorted(isinstance(outcome, LastOwner) for outcome in outcomes) == [False, True]
     for public_id in both:
         assert (await directory.revoke_key(ACTOR, public_id)).revoked_at is not None
     assert second.public_id in {key.public_id for key in await directory.list_admin_keys()}
+
+
+async def test_an_owner_who_was_ended_makes_no_successor(
+    directory: Directory, engine: AsyncEngine, clock: ManualClock
+) -> None:
+    _, last = await directory.create_admin_key(ACTOR)
+    _, revoked = await directory.create_admin_key(ACTOR)
+    _, expired = await directory.create_admin_key(ACTOR, expires_at=clock.now() + timedelta(seconds=1))
+    _, admin = await directory.create_admin_key(ACTOR, role="admin")
+    await directory.revoke_key(ACTOR, revoked.public_id)
+    clock.advance(1)
+    # Another gateway takes their keys for good until its cache is a few seconds older.
+    for key in (revoked, expired, admin):
+        who = Actor(key.public_id, "owner")
+        for attempt in (
+            directory.create_admin_key(who),
+            directory.rotate_key(who, admin.public_id),
+            directory.revoke_key(who, last.public_id),
+        ):
+            with pytest.raises(NotAllowed):
+                await attempt
+    # Two who revoke each other at once: the slower one is none any more.
+    _, other = await directory.create_admin_key(ACTOR)
+    pair = (last.public_id, other.public_id)
+    outcomes = await asyncio.gather(
+        *(directory.revoke_key(Actor(one, "owner"), two) for one, two in (pair, pair[::-1])), return_exceptions=True
+    )
+    assert sorted(isinstance(outcome, NotAllowed) for outcome in outcomes) == [False, True]
 
 
 async def test_administrators_keys_are_their_own_kind(directory: Directory, clock: ManualClock) -> None:
