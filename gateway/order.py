@@ -62,6 +62,7 @@ def make_order(
         weight=principal.weight,
         prompt_bytes=ask.size,
         prompt_tokens=prompt.tokens if prompt.counted_by is not None else None,
+        output_tokens=output * ask.choices,
     )
     return order, output * ask.choices
 

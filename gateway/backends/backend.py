@@ -34,6 +34,8 @@ class Order:
     """Size of the request; what an estimate of its tokens starts from when a backend tells none."""
     prompt_tokens: int | None = None
     """Counted tokens of the prompt; None: nobody counted them."""
+    output_tokens: int | None = None
+    """The output cap over all choices: no estimate is above it, as none is above the context. None: nobody set one."""
     weight: float = 1.0
     """The tenant's share of a worker beside others'; above 0."""
 

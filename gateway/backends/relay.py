@@ -285,13 +285,20 @@ class _Attempt:
                 self._counted += 1 if self._order.streamed else -(-len(data) // ESTIMATED_BYTES_PER_TOKEN)
             found.append(_renamed(data, self._order.model) if self._rename else data)
         if self._counted and not self._told:
-            prompt = self._order.prompt_tokens
-            if prompt is None:
-                prompt = -(-self._order.prompt_bytes // ESTIMATED_BYTES_PER_TOKEN)
-            usage = TokenUsage(prompt, self._counted, source="estimated")
+            usage = self._estimated()
         if usage is not None:
             exchange.seen(usage)
         return found
+
+    def _estimated(self) -> TokenUsage:
+        """Events are counted for tokens, and some have none: so never more than what was reserved for."""
+        order, completion = self._order, self._counted
+        prompt = order.prompt_tokens
+        if prompt is None:
+            prompt = min(-(-order.prompt_bytes // ESTIMATED_BYTES_PER_TOKEN), order.context_length)
+        if order.output_tokens is not None:
+            completion = min(completion, order.output_tokens)
+        return TokenUsage(prompt, completion, source="estimated")
 
 
 def _decoded(data: bytes) -> Any:

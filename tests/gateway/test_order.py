@@ -70,7 +70,7 @@ def test_the_body_bears_the_workers_model_and_the_routes_default_cap() -> None:
     assert made.clamp_output
     assert (made.model, made.backend_model, made.salt) == ("public", "internal", caller.salt)
     assert (made.tenant, made.weight) == (str(caller.tenant_id), 2.5)
-    assert made.prompt_tokens == 100
+    assert (made.prompt_tokens, made.output_tokens) == (100, 512)
     assert bound == Bound(PRICE.bound(100, 512), 612)
     assert order(prompt=PromptBound(300))[0].prompt_tokens is None
 

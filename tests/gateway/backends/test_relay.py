@@ -299,6 +299,10 @@ async def test_tokens_of_a_stream_without_usage_are_estimated(rig: Rig, upstream
     exchange = rig.open()
     assert len(await read(exchange)) == 3
     assert exchange.usage == TokenUsage(25, 3, source="estimated")
+    # Some events have no token, as the first and the last of a chat: never more than what was reserved.
+    exchange = rig.open(output_tokens=2, prompt_bytes=10**6)
+    assert len(await read(exchange)) == 3
+    assert exchange.usage == TokenUsage(1000, 2, source="estimated")
 
 
 @pytest.mark.parametrize("wanted", [False, True])
