@@ -40,6 +40,14 @@ TARGETS: dict[Subject, tuple[str, ...]] = {
 }
 
 
+COUNTING = (
+    limit("budget", 0, "month", hard=False),
+    limit("requests", 0, "hour", "key", "key1", hard=False),
+    limit("tokens", 0, "day", "end_user", hard=False),
+)
+"""Refuse nothing; what they count is compared all the same."""
+
+
 @st.composite
 def limits(draw: st.DrawFn) -> Limit:
     subject = draw(st.sampled_from(list(TARGETS)))
@@ -82,7 +90,7 @@ operations = st.one_of(
     st.tuples(st.just("settle"), indices, st.sampled_from(["ok", "aborted", "failed"]), tokens, st.integers(0, 2)),
     st.tuples(st.just("checkpoint"), indices, tokens),
     st.tuples(st.just("renew"), gateways),
-    st.tuples(st.just("silence"), st.booleans()),
+    st.tuples(st.just("silence"), tokens, st.booleans()),
     st.tuples(st.just("die"), indices),
     st.tuples(st.just("expire"), gateways),
     st.tuples(st.just("advance"), st.sampled_from([1, 3, 9, 10, 10, 30, 60, 61, 600, 3660, DAY // 2, DAY])),
@@ -153,6 +161,9 @@ class Example:
         assert expected.limit is None
         self.model.admit(ask, ticket)
         self.check_headers(ask, ticket.headers)
+        found = await self.gates[which].counters(self.tenant_id)
+        told = {each.counter for each in found.budgets} | found.windows.keys()
+        assert told >= {each for _, each in self.model.counters(ask) if each.metric != "concurrent"}
 
     def check_headers(self, ask: Ask, headers: dict[str, str]) -> None:
         for metric in ("requests", "tokens"):
@@ -160,8 +171,10 @@ class Example:
             assert headers.get(f"x-ratelimit-remaining-{metric}") == (None if left is None else str(left))
 
     def pick(self, index: int) -> Request | None:
-        """One of the latest."""
-        return self.model.requests[index % len(self.model.requests)] if self.model.requests else None
+        """One of the latest, and mostly one that its gateway has not settled."""
+        unsettled = [request for request in self.model.requests if not request.by_gateway]
+        some = self.model.requests if index % 4 == 0 or not unsettled else unsettled
+        return some[index % len(some)] if some else None
 
     async def settle(self, index: int, status: Status, used: tuple[int, int], attempts: int) -> None:
         if request := self.pick(index):
@@ -189,13 +202,19 @@ class Example:
         await self.gates[which].expire_leases()
         self.model.expire()
 
-    async def silence(self, awake: bool) -> None:
-        """Gateways are silent for longer than a lease; the janitor comes by, and then perhaps they wake."""
+    async def silence(self, used: tuple[int, int], awake: bool) -> None:
+        """After a last checkpoint gateways are silent for longer than a lease; the janitor comes by, and then perhaps
+        they wake."""
+        for request in self.model.requests:
+            if not request.by_gateway:
+                request.ticket.checkpoint(TokenUsage(*used), "w1")
+                request.seen = used
+        for which in (0, 1):
+            await self.renew(which)
         await self.advance(10)
         await self.expire(0)
-        if awake:
-            await self.renew(0)
-            await self.renew(1)
+        for which in (0, 1) if awake else ():
+            await self.renew(which)
 
     async def advance(self, seconds: int) -> None:
         self.model.now += seconds
@@ -263,8 +282,10 @@ def check(redis_url: str, chosen: list[Limit], steps: list[tuple[Any, ...]]) -> 
             seconds, _ = await one._redis.command("TIME")
             model = Model(int(seconds) // DAY * DAY + DAY + NOON)
             tenant_id = uuid7()
+            taken = set(map(name_of, chosen))
+            all_limits = [*chosen, *(each for each in COUNTING if name_of(each) not in taken)]
             principals = [
-                tenant(None, None, None, *chosen, tenant_id=tenant_id, key=key, project=project)
+                tenant(None, None, None, *all_limits, tenant_id=tenant_id, key=key, project=project)
                 for key, project in KEYS
             ]
             example = Example((one, two), ledger, principals, model)

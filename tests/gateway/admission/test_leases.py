@@ -381,6 +381,26 @@ async def test_a_running_request_put_back_reserves_again(redis_url: str, gate: A
             await take(new, principal, 9_001)
 
 
+async def test_a_running_request_put_back_is_counted_by_limits_that_came_after_it(
+    redis_url: str, gate: Admission, ledger: Ledger
+) -> None:
+    free = tenant()
+    running = await take(gate, free, 50_000, tokens=70)
+    with redis_client(redis_url) as client:
+        client.flushall()
+    limited = tenant(None, None, 60_000, limit("tokens", 100, "day"), tenant_id=free.tenant_id, generation=2)
+    async with admission(redis_url, ledger) as new:
+        await take(new, limited, 1_000, tokens=1)
+        await gate._leases.renew()
+        assert (await totals(new, free.tenant_id)).reserved == 51_000
+        with pytest.raises(Refused):
+            await take(new, limited, 0, tokens=30)
+        running.settle("ok", TokenUsage(1, 0))
+        await running.settled()
+        assert (await totals(new, free.tenant_id))[:2] == (1_000, 1_000)
+        await take(new, limited, 58_000, tokens=98)
+
+
 async def test_a_new_redis_admits_at_once(redis_url: str, ledger: Ledger) -> None:
     async with admission(redis_url, ledger) as gate:
         await take(gate, tenant(1, 1, 1), 1)

@@ -10,14 +10,28 @@ import pytest
 from gateway.admission.errors import Refused
 from gateway.admission.redis import RedisUnavailable
 from gateway.admission.service import Admission
+from gateway.admission.ticket import Draft
 from gateway.billing.drainer import Drainer
 from gateway.billing.ledger_sums import PostgresSums
 from gateway.billing.usage import TokenUsage
 from gateway.clock import SystemClock
 from gateway.db.engine import create_engine
 from gateway.ids import uuid7
-from tests.gateway.admission.support import Ledger, admission, advance, eventually, on_both, take, tenant, totals
+from tests.gateway.admission.support import (
+    DRAFT,
+    TARIFF,
+    Ledger,
+    admission,
+    advance,
+    eventually,
+    limit,
+    on_both,
+    take,
+    tenant,
+    totals,
+)
 
+ADA = Draft("tiny", TARIFF, end_user="ada")
 EVER = (datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC))
 
 
@@ -125,6 +139,38 @@ async def test_a_settlement_during_the_reading_is_not_missed(redis_url: str) -> 
         running = [await take(gate, free, 10_000) for _ in range(60)]
         with pytest.raises(RedisUnavailable, match="kept ending"):
             await take(gate, limited, 0)
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_an_event_that_comes_after_the_stream_was_read_is_counted_once(redis_url: str, late: bool) -> None:
+    """It stays in the stream, so that the script itself finds it; a revision makes it all be read again."""
+
+    class Interrupted(Ledger):
+        async def charged(self, *which: Any, **whose: Any) -> int:
+            total = await super().charged(*which, **whose)
+            while running:
+                ticket = running.pop()
+                ticket.settle("ok", TokenUsage(10, 5))
+                await ticket.settled()
+            return total
+
+    ledger = Interrupted(redis_url)
+    async with admission(redis_url, ledger) as gate:
+        tenant_id = uuid7()
+        free = tenant(tenant_id=tenant_id)
+        running = [await take(gate, free, 10_000, draft) for draft in (DRAFT, DRAFT, ADA)]
+        if late:
+            advance(10, gate)
+            assert await gate.expire_leases() == 3
+            ledger.drain(free.shard)
+        whole, hers = limit("budget", 10**9, "month"), limit("budget", 10**9, "month", "end_user")
+        limited = tenant(None, None, None, whole, hers, tenant_id=tenant_id, generation=2)
+        await take(gate, limited, 1, ADA)
+        found = await gate.counters(tenant_id)
+        assert {each.counter.subject: (each.spent, each.reserved) for each in found.budgets} == {
+            "tenant": (60_000, 1),
+            "end_user": (20_000, 1),
+        }
 
 
 async def test_a_late_revision_replaces_the_first_in_the_sum(gate: Admission, ledger: Ledger) -> None:
