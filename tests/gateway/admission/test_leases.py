@@ -401,6 +401,24 @@ async def test_a_running_request_put_back_is_counted_by_limits_that_came_after_i
         await take(new, limited, 58_000, tokens=98)
 
 
+async def test_what_ends_after_redis_was_emptied_is_counted_by_windows_built_meanwhile(
+    redis_url: str, gate: Admission
+) -> None:
+    principal = tenant(2, None, None, limit("tokens", 100, "day"))
+    ticket = await take(gate, principal, tokens=70)
+    gate._leases.remove(ticket.request_id)  # as if its gateway were asleep
+    with redis_client(redis_url) as client:
+        client.flushall()
+    await gate._leases.renew()
+    await take(gate, principal, tokens=20)
+    ticket.settle("ok", TokenUsage(30, 10))
+    await ticket.settled()
+    with pytest.raises(Refused) as refused:
+        await take(gate, principal, tokens=41)
+    assert refused.value.headers["x-ratelimit-remaining-tokens"] == "40"
+    assert refused.value.headers["x-ratelimit-remaining-requests"] == "0"
+
+
 async def test_a_new_redis_admits_at_once(redis_url: str, ledger: Ledger) -> None:
     async with admission(redis_url, ledger) as gate:
         await take(gate, tenant(1, 1, 1), 1)
