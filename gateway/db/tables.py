@@ -379,5 +379,6 @@ alerts = Table(
     _timestamp("delivered_at", nullable=True),
     _timestamp("given_up_at", nullable=True),
     Column("last_error", Text),
-    UniqueConstraint("limit_id", "period_start", "threshold"),
+    # A limit of each end user apart is crossed by each of them.
+    UniqueConstraint("limit_id", "target", "period_start", "threshold"),
 )

@@ -183,7 +183,7 @@ CREATE TABLE alerts (
     delivered_at timestamptz,
     given_up_at timestamptz,
     last_error text,
-    UNIQUE (limit_id, period_start, threshold)
+    UNIQUE (limit_id, target, period_start, threshold)
 );
 """
 

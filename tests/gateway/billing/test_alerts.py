@@ -212,6 +212,13 @@ async def test_a_receiver_that_is_gone_is_not_asked_again(world: World, sender: 
     assert (await world.alert()).given_up_at == world.clock.now()
 
 
+async def test_each_end_user_of_a_limit_is_told_of_apart(world: World, sender: Alerts, receiver: Receiver) -> None:
+    for user in ("a" * 32, "b" * 32, "a" * 32):
+        await world.cross(subject="end_user", target=user)
+    assert await sender.run_once() == 2
+    assert {alert.target for alert in await world.alerts()} == {"a" * 32, "b" * 32}
+
+
 async def test_several_replicas_send_each_alert_once(world: World, receiver: Receiver) -> None:
     for threshold in range(1, 41):
         await world.cross(threshold=threshold)
