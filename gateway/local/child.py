@@ -17,6 +17,8 @@ import os
 import sys
 
 _PR_SET_PDEATHSIG = 1
+_SIGINT = 2
+_SIG_DFL = None
 _CLONE_NEWUSER = 0x10000000
 _UNPRIVILEGED_ID = 1000
 _NOBODY = 65534
@@ -84,7 +86,10 @@ def main(arguments: list[str]) -> None:
                 f"{program[0]} refuses to run as root, and root may not become another user here ({fault}). "
                 "Run as an ordinary user, or set DATABASE_URL to a Postgres of your own."
             )
-    _libc().prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0)
+    libc = _libc()
+    # Ignored where a shell started us in the background, and then no shell among the children could trap it.
+    libc.signal(_SIGINT, _SIG_DFL)
+    libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit("the parent ended before its child began")
     os.execv(program[0], program)
