@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import redis
@@ -34,6 +35,7 @@ from gateway.local.services import (
 )
 from gateway.local.supervisor import Child, ChildFailed, StopRequested, Supervisor
 from gateway.redis_url import client as redis_client
+from gateway.routing.registry import worker_key
 from gateway.settings import LOCAL_CONFIG
 
 _READY_LIMIT_S = 180.0
@@ -70,6 +72,8 @@ class LocalPenstock:
         self._worker: Child | None = None
         self._gateway: Child | None = None
         self._fleet_token = ""
+        # The same at each start, so that what the last one left in Redis can be told from another's.
+        self._worker_id = f"local-{sha256(str(self._files.path).encode()).hexdigest()[:12]}"
 
     @property
     def base_url(self) -> str:
@@ -120,6 +124,7 @@ class LocalPenstock:
         self._progress(f"worker: loading {MODEL}")
         database_url = options.database_url or self._embedded(EmbeddedPostgres, "postgres")
         redis_url = options.redis_url or self._embedded(EmbeddedRedis, "redis")
+        self._forget_last_worker(redis_url)
         self._files.write_settings(
             {
                 "database_url": database_url,
@@ -142,6 +147,14 @@ class LocalPenstock:
         self._await_answer("/readyz")
         self._progress("worker: registered")
         return credentials
+
+    def _forget_last_worker(self, redis_url: str) -> None:
+        """Its gateway ends first, so it could not withdraw; its record must not be taken for the new one's."""
+        try:
+            with contextlib.closing(redis_client(redis_url)) as client:
+                client.delete(worker_key(self._worker_id))
+        except redis.RedisError as fault:
+            raise UpError(f"the Redis cannot be used: {fault}") from fault
 
     def _embedded(self, kind: type[EmbeddedService], name: str) -> str:
         log = self._files.logs / f"{name}.log"
@@ -177,6 +190,7 @@ class LocalPenstock:
     def _launch_worker(self) -> subprocess.Popen[bytes]:
         command = [_program("penstock-worker"), "serve", "--model", _MODEL_SOURCE, "--served-name", MODEL]
         command += ["--host", "127.0.0.1", "--port", str(free_port()), "--gateway-url", self.base_url, "--pool", POOL]
+        command += ["--worker-id", self._worker_id]
         return self._launch("worker", command, {"PENSTOCK_FLEET_TOKEN": self._fleet_token})
 
     def _launch_gateway(self) -> subprocess.Popen[bytes]:

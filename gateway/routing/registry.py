@@ -38,7 +38,7 @@ def _pool_key(pool: str) -> str:
     return f"{{fleet}}:pool:{pool}"
 
 
-def _worker_key(worker_id: str) -> str:
+def worker_key(worker_id: str) -> str:
     return f"{{fleet}}:worker:{worker_id}"
 
 
@@ -75,7 +75,7 @@ class Registry:
     async def register(self, record: WorkerRecord) -> None:
         """Keep ``record`` for ``ttl_s`` from now; this replica knows it at once. Raises RegistryUnavailable."""
         pipeline = self._redis.pipeline(transaction=False)
-        pipeline.set(_worker_key(record.worker_id), msgspec.json.encode(record), px=round(self.ttl_s * 1000))
+        pipeline.set(worker_key(record.worker_id), msgspec.json.encode(record), px=round(self.ttl_s * 1000))
         pipeline.sadd(_pool_key(record.pool), record.worker_id)
         pipeline.sadd(_POOLS, record.pool)
         await self._run(pipeline)
@@ -86,7 +86,7 @@ class Registry:
         """Forget a worker. Raises RegistryUnavailable."""
         known = self._records.get(worker_id)
         pipeline = self._redis.pipeline(transaction=False)
-        pipeline.delete(_worker_key(worker_id))
+        pipeline.delete(worker_key(worker_id))
         if known is not None:
             pipeline.srem(_pool_key(known.pool), worker_id)
         await self._run(pipeline)
@@ -110,7 +110,7 @@ class Registry:
             listing.smembers(_pool_key(pool))
         members = await self._run(listing) if pools else []
         ids = [(pool, id.decode()) for pool, found in zip(pools, members, strict=True) for id in found]
-        raws = await self._command("MGET", *(_worker_key(id) for _, id in ids)) if ids else []
+        raws = await self._command("MGET", *(worker_key(id) for _, id in ids)) if ids else []
         records: dict[str, WorkerRecord] = {}
         gone = self._redis.pipeline(transaction=False)
         for (pool, id), raw in zip(ids, raws, strict=True):

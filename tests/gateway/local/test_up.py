@@ -1,5 +1,6 @@
 """``penstock up`` as a process: what it refuses, says and leaves behind. tests/e2e asks the running whole."""
 
+import asyncio
 import contextlib
 import os
 import re
@@ -15,12 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import psycopg
 import pytest
 
 from gateway.local.files import Credentials, DataDir
 from gateway.local.services import free_port
 from gateway.local.up import LocalPenstock, UpOptions
+from gateway.redis_url import client
+from gateway.routing.registry import Registry, worker_key
+from worker.protocol.fleet import WorkerRecord
 
 PENSTOCK = Path(sys.executable).with_name("penstock")
 MARK = "PENSTOCK_TEST_MARK"
@@ -168,6 +173,11 @@ def test_a_child_that_fails_at_the_start_shows_the_end_of_its_log(
 
 @pytest.mark.e2e
 @pytest.mark.timeout(400)
+async def _register(redis_url: str, record: WorkerRecord) -> None:
+    async with Registry(redis_url, ttl_s=60, timeout_s=2) as registry:
+        await registry.register(record)
+
+
 def test_from_an_empty_folder_through_a_kill_to_a_good_end(up: Up, empty_database_url: str, redis_url: str) -> None:
     """With servers of its user's own: the embedded ones are in tests/e2e and test_services.py."""
     up.environment |= {"DATABASE_URL": empty_database_url, "REDIS_URL": redis_url}
@@ -191,13 +201,20 @@ def test_from_an_empty_folder_through_a_kill_to_a_good_end(up: Up, empty_databas
         assert url in up.said
         assert httpx.get(url, timeout=10).status_code == 200
     first = DataDir(data).credentials()
+    with client(redis_url) as connected:
+        (record,) = connected.keys(worker_key("local-*"))
+        told = connected.get(record)
 
     process.kill()
     process.wait()
     up.await_gone()
 
+    # As if the worker could not have withdrawn, and its record not run out yet: nobody is there.
+    asyncio.run(_register(redis_url, msgspec.json.decode(told, type=WorkerRecord)))
     process = up.start()
     up.await_ready(process)
+    answer = httpx.post(words[2], headers=headers, content=words[words.index("-d") + 1], timeout=60)
+    assert answer.status_code == 200, "ready means that the new worker is there"
     assert DataDir(data).credentials() == first, "the keys stay"
     begin = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C: to the whole group of the foreground
