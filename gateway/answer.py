@@ -130,6 +130,7 @@ class Answer:
             queue_ms=exchange.queue_ms,
             relayed=self.streamed and exchange.handed_on,
             wasted=exchange.wasted,
+            failed_attempts=exchange.failed_attempts,
         )
         self._on_usage(self._plan, usage)
         _log.info(
@@ -139,12 +140,14 @@ class Answer:
             tenant=principal.tenant_name,
             project=principal.project_name,
             key_id=principal.key_id,
+            api=self._ticket.draft.api,
             route=self._plan.route.name,
             status=status,
             error_code=error_code,
             streamed=self.streamed,
             backend=exchange.backend_id,
             attempts=exchange.attempts,
+            failed_attempts=exchange.failed_attempts,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             charged_nano_usd=self._ticket.charged_nano_usd,

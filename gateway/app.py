@@ -29,8 +29,9 @@ from gateway.http.admin.router import admin_router
 from gateway.http.errors import EXCEPTION_HANDLERS
 from gateway.http.fleet import fleet_handlers
 from gateway.http.health import health_handlers
+from gateway.http.inference import BodyLimits, inference_handler
 from gateway.http.invoices import invoice_handlers
-from gateway.http.openai.chat import chat_handler
+from gateway.http.openai.chat import CHAT, ChatDoor
 from gateway.http.openai.models import model_handlers
 from gateway.http.tenant_usage import tenant_usage_handlers
 from gateway.http.usage import usage_handlers
@@ -71,12 +72,16 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     catalog = Catalog(engine, clock, cache_s=CATALOG_CACHE_S)
     prices = PriceBook(engine, clock, cache_s=CATALOG_CACHE_S)
     registry = Registry(settings.redis_url, ttl_s=settings.worker_ttl_s, timeout_s=settings.redis_timeout_s)
-    transport = Transport(connect_timeout_s=settings.connect_timeout_s)
+    transport = Transport()
     balancer = Balancer(registry.endpoints, clock)
-    limits = TimeLimits(first_byte_s=settings.first_byte_timeout_s, idle_s=settings.idle_timeout_s)
-    backend = FleetWorker(settings.fleet_token)
-    relay = Relay(transport, balancer, backend, limits)
-    counter = PromptCounter(registry.endpoints, lambda endpoint: backend.counting(transport, endpoint))
+    limits = TimeLimits(
+        connect_s=settings.connect_timeout_s,
+        first_byte_s=settings.first_byte_timeout_s,
+        idle_s=settings.idle_timeout_s,
+    )
+    worker = FleetWorker(settings.fleet_token)
+    relay = Relay(transport, balancer, {"penstock": worker}, limits)
+    counter = PromptCounter(registry.endpoints, lambda endpoint: worker.counting(transport, endpoint))
     drainer = Drainer(
         engine,
         settings.redis_url,
@@ -132,7 +137,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
 
     return Litestar(
         route_handlers=[
-            chat_handler(pipeline, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s),
+            inference_handler(CHAT, ChatDoor, pipeline, BodyLimits(settings.max_body_bytes, settings.body_timeout_s)),
             *model_handlers(pipeline),
             *usage_handlers(tenants, reports_engine, hash_end_user),
             *tenant_usage_handlers(tenants, reports_engine, hash_end_user),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 from uuid import UUID
 
 import msgspec
+
+from gateway.apis import Api
+from gateway.tenants.principal import Principal
 
 Body = dict[str, msgspec.Raw]
 """The fields of a request, each still the JSON it came as."""
@@ -14,23 +18,54 @@ Body = dict[str, msgspec.Raw]
 _NULL = msgspec.Raw(b"null")
 
 
+class Translator(Protocol):
+    """Turns an answer in one API's words into another's. What it cannot read it raises as ``Untranslatable``."""
+
+    def event(self, data: bytes) -> list[bytes]:
+        """JSON of one event of a stream, ``[DONE]`` not among them; none or several of the other API's."""
+        ...
+
+    def end(self) -> list[bytes]:
+        """What the good end of a stream adds."""
+        ...
+
+    def whole(self, body: bytes) -> bytes: ...
+
+
+class Untranslatable(Exception):
+    """An answer is not as its API has it; the message says what is wrong with it, as a clause that follows "it"."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What the gateway must know of a chat completion request, and the request itself."""
+    """What the gateway must know of a request for inference, and the request itself."""
 
     body: Body
+    """In the words of its API, but without what the gateway sees to itself."""
     model: str
     size: int
     """Bytes of the body as it came."""
     stream: bool
     include_usage: bool
+    """Whether the answer's stream is to tell usage."""
     choices: int
+    """Outputs that may be as long as the cap: choices times prompts."""
     max_output_tokens: int | None
+    """Of each choice; None: the client names no cap."""
     end_user: str | None = None
     """Whom the client names as its own user, in its own words: never stored so."""
     tags: tuple[str, ...] = ()
     raw: bytes = b""
     """The body as it came."""
+    api: Api = "chat_completions"
+    chat: Body | None = None
+    """The same request as a chat completion, if it can be told as one."""
+    from_chat: Callable[[], Translator] | None = None
+    """Makes what turns a chat completion's answer into this API's; None: it words its answers so itself."""
+    prompt_field: str = "messages"
+    """Where the prompt stands."""
+    cap_field: str = "max_tokens"
+    """Where the client names the cap, or would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +75,7 @@ class Call:
     request_id: UUID
     key: str | None
     client_request_id: str | None
-    read: Callable[[], Awaitable[Ask]]
+    read: Callable[[Principal], Awaitable[Ask]]
     path: str = ""
     """Of the request's URL."""
     idempotency_key: str | None = None

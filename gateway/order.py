@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-import msgspec
-
 from gateway.admission.ticket import MAX_AMOUNT, Bound, Draft
-from gateway.ask import Ask, Body, Call, given
+from gateway.ask import Ask, Call
 from gateway.backends.backend import Order
 from gateway.billing.prices import Tariff
 from gateway.routing.route import Route
 from gateway.tenants.principal import Principal
 from gateway.tokens.counter import PromptBound
 from worker.protocol.errors import ApiError, bad_request, context_length_exceeded
+
+DEFAULT_COMPLETION_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,36 +35,33 @@ class Plan:
 def make_order(
     call: Call, ask: Ask, route: Route, principal: Principal, prompt: PromptBound, context_length: int
 ) -> tuple[Order, int]:
-    """What is sent to the backend, and the most tokens of output over all choices: the cap is written into the body.
+    """What is asked of a backend, and the most tokens of output over all choices.
 
     ``context_length`` is the most that any backend takes, which may be more than the route means to offer.
     Raises ApiError (400) for a cap, or a prompt, that route or key does not allow.
     """
-    cap = ask.max_output_tokens
     output = _output_cap(ask, route, principal, prompt)
-    body = ask.body | {"model": _json(route.backend_model)}
-    if given(body, "max_completion_tokens"):
-        body.pop("max_tokens", None)
-    elif cap is None:
-        body["max_tokens"] = _json(output)
     order = Order(
         request_id=str(call.request_id),
-        pool=route.pool,
         model=route.name,
-        backend_model=route.backend_model,
+        targets=route.targets,
         context_length=context_length,
-        body=msgspec.json.encode(body),
+        body=ask.body,
         streamed=ask.stream,
         include_usage=ask.include_usage,
-        clamp_output=cap is None,
+        output_cap=output,
+        clamp_output=output is not None and ask.max_output_tokens is None,
         salt=principal.salt,
         tenant=str(principal.tenant_id),
         weight=principal.weight,
         prompt_bytes=ask.size,
         prompt_tokens=prompt.tokens if prompt.counted_by is not None else None,
-        output_tokens=output * ask.choices,
+        output_tokens=(output or 0) * ask.choices,
+        api=ask.api,
+        chat=ask.chat,
+        from_chat=ask.from_chat,
     )
-    return order, output * ask.choices
+    return order, (output or 0) * ask.choices
 
 
 def make_bound(tariff: Tariff, prompt: PromptBound, output: int) -> Bound:
@@ -75,35 +72,39 @@ def make_bound(tariff: Tariff, prompt: PromptBound, output: int) -> Bound:
     return Bound(nano_usd, prompt.tokens + output)
 
 
-def _output_cap(ask: Ask, route: Route, principal: Principal, prompt: PromptBound) -> int:
-    """Most tokens of output of one choice. Raises ApiError (400)."""
+def _output_cap(ask: Ask, route: Route, principal: Principal, prompt: PromptBound) -> int | None:
+    """Most tokens of output of one choice; None: there is none to be capped. Raises ApiError (400)."""
+    if ask.api == "embeddings":
+        most_context = principal.max_context_tokens
+        if most_context is not None and prompt.tokens > most_context:
+            raise _context_of_key_exceeded(ask, most_context, prompt, 0)
+        return None
     most, whose = route.max_output_tokens, "this model gives"
     if principal.max_output_tokens is not None and principal.max_output_tokens < most:
         most, whose = principal.max_output_tokens, "this API key may ask for"
     cap = ask.max_output_tokens
     if cap is not None and cap > most:
-        field = _cap_field(ask.body)
+        field = ask.cap_field
         raise bad_request(f"'{field}' is {cap}, but {whose} at most {most} tokens of output.", param=field)
     if principal.max_context_tokens is None:
-        return min(route.default_output_tokens, most) if cap is None else cap
+        return min(_default_output(ask, route), most) if cap is None else cap
     room = principal.max_context_tokens - prompt.tokens
     if room < (cap or 1):
         raise _context_of_key_exceeded(ask, principal.max_context_tokens, prompt, room)
-    return min(route.default_output_tokens, most, room) if cap is None else cap
+    return min(_default_output(ask, route), most, room) if cap is None else cap
+
+
+def _default_output(ask: Ask, route: Route) -> int:
+    """Completions without a cap end after 16 tokens, as OpenAI's reference has it."""
+    return DEFAULT_COMPLETION_TOKENS if ask.api == "completions" else route.default_output_tokens
 
 
 def _context_of_key_exceeded(ask: Ask, most: int, prompt: PromptBound, room: int) -> ApiError:
     size = f"{'' if prompt.counted_by is not None else 'up to '}{prompt.tokens} tokens"
     message = f"This API key may use {most} tokens of prompt and output together, and the prompt has {size}."
     if room < 1 or ask.max_output_tokens is None:
-        return context_length_exceeded(f"{message} Shorten the messages.")
-    field = _cap_field(ask.body)
-    return context_length_exceeded(f"{message} Shorten the messages, or set '{field}' to at most {room}.", param=field)
-
-
-def _cap_field(body: Body) -> str:
-    return "max_completion_tokens" if given(body, "max_completion_tokens") else "max_tokens"
-
-
-def _json(value: str | int) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
+        return context_length_exceeded(f"{message} Shorten the {ask.prompt_field}.", param=ask.prompt_field)
+    field = ask.cap_field
+    return context_length_exceeded(
+        f"{message} Shorten the {ask.prompt_field}, or set '{field}' to at most {room}.", param=field
+    )

@@ -80,7 +80,7 @@ class Pipeline:
         that it waits for is bounded by short time limits.
         """
         principal = await self.authenticate(call.key)
-        ask = await call.read()
+        ask = await call.read(principal)
         if call.idempotency_key is not None:
             return await self._run_once(call, ask, principal, checked_key(call.idempotency_key))
         return await self._run(call, ask, principal)
@@ -152,7 +152,7 @@ class Pipeline:
         tariff = tariff_at(self._admission.now())
         if tariff.charge is None and route.unpriced == "refuse":
             raise not_priced(route.name)
-        longest = self._relay.balancer.context_length(route.pool)
+        longest = self._relay.balancer.context_length(route.targets, ask.api)
         context_length = max(route.context_length, longest or 0)
         prompt = await self._prompt(ask, route, principal, context_length)
         order, output = make_order(call, ask, route, principal, prompt, context_length)
@@ -170,6 +170,7 @@ class Pipeline:
             client_request_id=call.client_request_id,
             end_user=self._end_user(ask, principal),
             tags=ask.tags,
+            api=ask.api,
         )
 
     async def _resolve(self, model: str, principal: Principal) -> Route:
@@ -193,7 +194,7 @@ class Pipeline:
             limit.metric in ("tokens", "budget") for limit in principal.tenant_limits
         )
         tenant = principal.tenant_id.bytes
-        return await self._counter.bound(ask.body, ask.size, route, context_length, tenant=tenant, exactly=exactly)
+        return await self._counter.bound(ask, route, context_length, tenant=tenant, exactly=exactly)
 
     def _end_user(self, ask: Ask, principal: Principal) -> str | None:
         return None if ask.end_user is None else end_user_hash(self._secret_key, principal.tenant_id, ask.end_user)

@@ -23,24 +23,27 @@ GATEWAY_ROOMS = {
     "tenants": {"db", "routing", "billing"},
     "billing": {"db", "tenants", "admission"},
     "admission": {"tenants", "billing"},
-    "routing": set(),
-    "tokens": {"routing"},
-    "backends": {"routing", "billing"},
+    "routing": {"db", "tenants"},
+    "translation": {"ask"},
+    "tokens": {"routing", "ask"},
+    "backends": {"routing", "billing", "ask", "translation"},
     "idempotency": {"admission", "tenants", "billing"},
     "verify": {"admission", "billing", "tenants", "db"},
-    "ask": set(),
+    "ask": {"tenants"},
     "refusals": {"admission", "billing"},
     "order": {"ask", "tenants", "admission", "billing", "routing", "backends", "tokens"},
     "answer": {"ask", "order", "admission", "billing", "backends"},
     "pipeline": {"ask", "refusals", "order", "answer"}
     | {"tenants", "admission", "billing", "routing", "tokens", "backends", "idempotency", "db"},
-    "http": {"pipeline", "ask", "answer", "tenants", "billing", "routing", "admission", "db"},
+    "responses": {"ask", "translation", "db", "tenants"},
+    "http": {"pipeline", "ask", "answer", "translation", "responses"}
+    | {"tenants", "billing", "routing", "backends", "tokens", "admission", "db"},
     "local": {"cli", "tenants", "billing", "db", "admission", "routing"},
-    "cli": {"app", "local", "tenants", "billing", "db", "admission", "routing", "verify"},
-    "app": {"http", "pipeline"}
+    "cli": {"app", "local", "backends", "tenants", "billing", "db", "admission", "routing", "verify"},
+    "app": {"http", "pipeline", "responses"}
     | {"tenants", "admission", "billing", "routing", "tokens", "backends", "idempotency", "db"},
 }
-PLAIN_MODULES = {"settings", "clock", "ids", "telemetry", "redis_url", "secret_key", "answerable"}
+PLAIN_MODULES = {"settings", "clock", "ids", "telemetry", "redis_url", "secret_key", "answerable", "apis"}
 
 
 def imports_of(path: Path) -> Iterator[str]:

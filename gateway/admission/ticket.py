@@ -11,6 +11,7 @@ from uuid import UUID
 
 import msgspec
 
+from gateway.apis import Api
 from gateway.billing.prices import Tariff
 from gateway.billing.usage import Status, TokenUsage, UsageEvent
 from gateway.clock import Clock
@@ -48,6 +49,7 @@ class Draft:
     end_user: str | None = None
     """Keyed hash of the end user that the request names."""
     tags: tuple[str, ...] = ()
+    api: Api = "chat_completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +148,15 @@ class Ticket:
         queue_ms: int | None = None,
         relayed: bool = True,
         wasted: Sequence[TokenUsage] = (),
+        failed_attempts: Sequence[str] = (),
     ) -> None:
         """End the request: frees its slot, returns its reservation, charges it. Later calls are ignored.
 
         ``usage``: final totals; the last checkpoint if None. ``relayed``: whether any of its answer reached the client,
         without which a failed request is not charged. ``attempts``: backends tried; a failed request that
         reached none is given back to its limits on requests. ``wasted``: what attempts before the last one used, which
-        costs us and is not charged. The write runs in tasks of Admission, out of
-        reach of the caller's cancellation, and is repeated until Redis has taken it.
+        costs us and is not charged. ``failed_attempts``: backend and error code of each. The write
+        runs in tasks of Admission, out of reach of the caller's cancellation, and is repeated until Redis has taken it.
         """
         if self.event is not None:
             return
@@ -172,6 +175,7 @@ class Ticket:
             queue_ms=queue_ms,
             relayed=relayed,
             wasted=wasted,
+            failed_attempts=failed_attempts,
         )
         self._written = self._submit(self, self.event, status == "failed" and attempts == 0)
 
@@ -214,6 +218,7 @@ class Ticket:
         queue_ms: int | None = None,
         relayed: bool = True,
         wasted: Sequence[TokenUsage] = (),
+        failed_attempts: Sequence[str] = (),
     ) -> UsageEvent:
         draft, usage = self.draft, self._usage
         charged, cost = charge(status, usage, draft.tariff, relayed=relayed)
@@ -236,6 +241,8 @@ class Ticket:
             streamed=draft.streamed,
             backend=self._backend,
             attempts=attempts,
+            failed_attempts=list(failed_attempts),
+            api=draft.api,
             error_code=error_code,
             client_request_id=draft.client_request_id,
             first_token_ms=first_token_ms,

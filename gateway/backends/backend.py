@@ -1,30 +1,39 @@
-"""How to speak to a kind of backend: what is sent, and where its usage is read."""
+"""How to speak to a kind of backend: what is sent, and how its answer is read.
+
+An adapter serves a family of servers that speak alike; what one brand does in its own way is data (``brands.py``).
+Adapters are stateless and cheap. A ``Reader`` reads one attempt's answer.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from gateway.apis import Api
+from gateway.ask import Body, Translator
+from gateway.backends.faults import BackendFault
 from gateway.billing.usage import TokenUsage
-from gateway.routing.route import Endpoint
+from gateway.routing.route import Endpoint, Target
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One chat completion, ready to be sent to any backend of its pool."""
+    """One request for inference, ready to be put into the words of any backend that serves it."""
 
     request_id: str
-    pool: str
     model: str
     """The name the client asked for; it stands in the answer."""
-    backend_model: str
+    targets: tuple[Target, ...]
     context_length: int
     """Most tokens that a backend may take, prompt and output together: so many were reserved for."""
-    body: bytes
-    """JSON object in the backend's words: its own model name, the output cap written in."""
+    body: Body
+    """In the words of ``api``. ``model`` and a missing cap are still to be written in."""
     streamed: bool
     include_usage: bool
-    """Whether the client asked for a last chunk with usage."""
+    """Whether the answer's stream is to tell usage."""
+    output_cap: int | None
+    """Most tokens of output of one choice; None: there is no output to be capped."""
     clamp_output: bool
     """Whether the output cap is the route's default, which a backend may shorten to what fits."""
     salt: str
@@ -38,15 +47,66 @@ class Order:
     """The output cap over all choices: no estimate is above it, as none is above the context. None: nobody set one."""
     weight: float = 1.0
     """The tenant's share of a worker beside others'; above 0."""
+    api: Api = "chat_completions"
+    chat: Body | None = None
+    """The request as a chat completion; ``body`` itself where it is one. None: it cannot be told as one."""
+    from_chat: Callable[[], Translator] | None = None
+    """Makes what turns a chat completion's answer into ``api``'s; None: ``api`` words its answers so itself."""
+    traceparent: str | None = None
+    """W3C trace context to hand on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One request to a backend."""
+
+    url: str
+    headers: dict[str, str] = field(repr=False)
+    body: bytes = field(repr=False)
+
+
+@dataclass(slots=True)
+class Reading:
+    """What some bytes of an answer came to."""
+
+    events: list[bytes] = field(default_factory=list)
+    """JSON for the client, in the words of the order's API: of each event, or of the whole answer."""
+    usage: TokenUsage | None = None
+    """Running totals, if they changed."""
+    complete: bool = False
+    """The answer came to its good end."""
+    fault: BackendFault | None = None
+    """What went wrong behind ``events``. Nothing comes after it."""
+
+
+class Reader(Protocol):
+    """Reads the body of one answer, cut anywhere. It raises nothing, whatever the backend sends."""
+
+    def feed(self, chunk: bytes) -> Reading: ...
+
+    def end(self) -> Reading:
+        """The body ended as HTTP has it; ``complete`` or ``fault`` says whether that was the answer's end, too."""
+        ...
 
 
 class Backend(Protocol):
-    """One kind of backend. Adapters are stateless and cheap: they are asked several times a request."""
+    """One family of servers."""
 
-    def url(self, endpoint: Endpoint) -> str: ...
+    def outgoing(self, order: Order, endpoint: Endpoint, model: str) -> Outgoing:
+        """What to send for ``order``. ``model``: the name by which the backend knows the model.
 
-    def headers(self, order: Order) -> dict[str, str]: ...
+        Raises ApiError (400) for what this family cannot be asked.
+        """
+        ...
 
-    def reading(self, comment: bytes) -> TokenUsage | None:
-        """Running totals, if this comment of the stream tells them."""
+    def reader(self, order: Order, endpoint: Endpoint, media_type: str) -> Reader:
+        """For an answer of status 200. Raises BackendFault if it has the wrong media type."""
+        ...
+
+    def refusal(self, endpoint: Endpoint, status: int, body: bytes | None, retry_after: str | None) -> BackendFault:
+        """What an answer of another status means. ``body`` is None if it was too long."""
+        ...
+
+    def probe(self, endpoint: Endpoint) -> tuple[str, dict[str, str]]:
+        """URL and headers of a GET that costs nothing; below 500, the server lives."""
         ...

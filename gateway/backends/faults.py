@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from worker.protocol.errors import ApiError
+from gateway.apis import Family
+from worker.protocol.errors import ApiError, ErrorBody
 
 
 class BackendFault(Exception):
@@ -21,6 +22,8 @@ class BackendFault(Exception):
         retryable: bool = True,
         unreachable: bool = False,
         lost_early: bool = False,
+        unhealthy: bool = True,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -29,6 +32,8 @@ class BackendFault(Exception):
         self.retryable = retryable
         self.unreachable = unreachable
         self.lost_early = lost_early
+        self.unhealthy = unhealthy
+        self.retry_after_s = retry_after_s
 
     def error(self) -> ApiError:
         """What the client is told."""
@@ -80,24 +85,55 @@ def out_of_time(seconds: float) -> BackendFault:
 
 
 class BackendError(BackendFault):
-    """A backend answered with an error of its own, in OpenAI's shape, that the client may read as it stands."""
+    """A backend answered with an error of its own that the client may read.
 
-    def __init__(self, status: int, body: bytes, *, code: str, retryable: bool, retry_after: str | None = None) -> None:
-        super().__init__(code, "the backend answered with an error", status=status, retryable=retryable)
+    ``body`` is the error as it stood in ``family``'s shape: a door of that family passes it on as it is. For the others
+    ``told`` says the same.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes,
+        *,
+        code: str,
+        retryable: bool,
+        retry_after: str | None = None,
+        family: Family = "openai",
+        told: ErrorBody | None = None,
+        unhealthy: bool = False,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(
+            code,
+            "the backend answered with an error",
+            status=status,
+            retryable=retryable,
+            unhealthy=unhealthy,
+            retry_after_s=retry_after_s,
+        )
         self.body = body
         self.retry_after = retry_after
+        self.family = family
+        self.told = told
 
     def error(self) -> ApiError:
         return PassedOnError(self)
 
 
 class PassedOnError(ApiError):
-    """A backend's error, its bytes unchanged."""
+    """A backend's error, its bytes unchanged in ``family``'s shape."""
 
     def __init__(self, fault: BackendError) -> None:
         headers = {} if fault.retry_after is None else {"retry-after": fault.retry_after}
-        super().__init__(fault.status, fault.message, code=fault.code, headers=headers)
-        self._encoded = fault.body
+        told = fault.told or ErrorBody(
+            fault.message, "server_error" if fault.status >= 500 else "invalid_request_error"
+        )
+        super().__init__(
+            fault.status, told.message, type=told.type, param=told.param, code=told.code or fault.code, headers=headers
+        )
+        self.family = fault.family
+        self.raw = fault.body
 
     def encode(self) -> bytes:
-        return self._encoded
+        return self.raw if self.family != "anthropic" else super().encode()

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from gateway.backends import faults
-from gateway.backends.backend import Order
+from typing import Final
+
+import msgspec
+
+from gateway.apis import Api
+from gateway.backends import faults, openai_errors
+from gateway.backends.backend import Order, Outgoing
+from gateway.backends.faults import BackendFault
+from gateway.backends.openai_reader import EventReader
 from gateway.backends.transport import Transport
 from gateway.billing.usage import TokenUsage
 from gateway.routing.route import Endpoint
@@ -13,6 +20,14 @@ from worker.protocol.usage import decode_meter
 
 MOST_COUNTING = 64 * 1024 * 1024
 """Bytes of what a worker tells of its tokenizer."""
+CONNECT_S = 2.0
+PATHS: Final[dict[Api, str]] = {
+    "chat_completions": "/v1/chat/completions",
+    "responses": "/v1/chat/completions",
+    "messages": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "embeddings": "/v1/embeddings",
+}
 
 
 class FleetWorker:
@@ -23,10 +38,7 @@ class FleetWorker:
         if fleet_token is not None:
             self._base["authorization"] = f"Bearer {fleet_token}"
 
-    def url(self, endpoint: Endpoint) -> str:
-        return endpoint.base_url + "/v1/chat/completions"
-
-    def headers(self, order: Order) -> dict[str, str]:
+    def outgoing(self, order: Order, endpoint: Endpoint, model: str) -> Outgoing:
         sent = self._base | {
             headers.REQUEST_ID: order.request_id,
             headers.TENANT_SALT: order.salt,
@@ -36,19 +48,27 @@ class FleetWorker:
         }
         if order.clamp_output:
             sent[headers.CLAMP_OUTPUT] = "1"
-        return sent
+        if order.traceparent is not None:
+            sent["traceparent"] = order.traceparent
+        body = (order.body if order.chat is None else order.chat) | {"model": msgspec.Raw(msgspec.json.encode(model))}
+        if order.clamp_output and order.output_cap is not None:
+            body["max_tokens"] = msgspec.Raw(b"%d" % order.output_cap)
+        return Outgoing(endpoint.base_url + PATHS[order.api], sent, msgspec.json.encode(body))
 
-    def reading(self, comment: bytes) -> TokenUsage | None:
-        reading = decode_meter(comment)
-        if reading is None:
-            return None
-        return TokenUsage(
-            reading.prompt_tokens, reading.completion_tokens, reading.cached_tokens, compute_us=reading.compute_us
-        )
+    def reader(self, order: Order, endpoint: Endpoint, media_type: str) -> EventReader:
+        if media_type != MEDIA_TYPE:
+            raise faults.malformed("answered with something that is not an event stream")
+        return EventReader(order, meter=_metered, translator=order.from_chat() if order.from_chat else None)
+
+    def refusal(self, endpoint: Endpoint, status: int, body: bytes | None, retry_after: str | None) -> BackendFault:
+        return openai_errors.refusal(status, body, retry_after)
+
+    def probe(self, endpoint: Endpoint) -> tuple[str, dict[str, str]]:
+        return endpoint.base_url + "/health", {}
 
     async def counting(self, transport: Transport, endpoint: Endpoint) -> bytes:
         """What the worker tells of its tokenizer; see ``worker.protocol.token_counting``. Raises BackendFault."""
-        reply = await transport.get(endpoint.base_url + token_counting.PATH, headers=self._base)
+        reply = await transport.get(endpoint.base_url + token_counting.PATH, headers=self._base, connect_s=CONNECT_S)
         try:
             if reply.status != 200:
                 raise faults.malformed(f"answered {reply.status} when asked for its tokenizer")
@@ -58,3 +78,12 @@ class FleetWorker:
             return body
         finally:
             reply.close()
+
+
+def _metered(comment: bytes) -> TokenUsage | None:
+    reading = decode_meter(comment)
+    if reading is None:
+        return None
+    return TokenUsage(
+        reading.prompt_tokens, reading.completion_tokens, reading.cached_tokens, compute_us=reading.compute_us
+    )

@@ -66,8 +66,8 @@ class Reply:
 
 
 class Transport:
-    def __init__(self, *, connect_timeout_s: float) -> None:
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
+    def __init__(self) -> None:
+        self._timeouts: dict[float, aiohttp.ClientTimeout] = {}
         self._session: aiohttp.ClientSession | None = None
         self._urls: dict[str, URL] = {}
 
@@ -75,7 +75,7 @@ class Transport:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S, enable_cleanup_closed=False),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=self._timeout,
+            timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,
             skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
             trust_env=False,
@@ -89,20 +89,29 @@ class Transport:
             await self._session.close()
             self._session = None
 
-    async def post(self, url: str, *, headers: Mapping[str, str], body: bytes) -> Reply:
+    async def post(self, url: str, *, headers: Mapping[str, str], body: bytes, connect_s: float) -> Reply:
         """Send ``body``; return when the head of the answer is here. Raises BackendFault."""
-        return await self._request("POST", url, headers=headers, body=body)
+        return await self._request("POST", url, headers, body, connect_s)
 
-    async def get(self, url: str, *, headers: Mapping[str, str]) -> Reply:
+    async def get(self, url: str, *, headers: Mapping[str, str], connect_s: float) -> Reply:
         """Return when the head of the answer is here. Raises BackendFault."""
-        return await self._request("GET", url, headers=headers, body=None)
+        return await self._request("GET", url, headers, None, connect_s)
 
-    async def _request(self, method: str, url: str, *, headers: Mapping[str, str], body: bytes | None) -> Reply:
+    async def _request(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, connect_s: float
+    ) -> Reply:
         if self._session is None:
             raise RuntimeError("the transport is not open")
         try:
             return Reply(
-                await self._session.request(method, self._url(url), headers=headers, data=body, allow_redirects=False)
+                await self._session.request(
+                    method,
+                    self._url(url),
+                    headers=headers,
+                    data=body,
+                    allow_redirects=False,
+                    timeout=self._timeout(connect_s),
+                )
             )
         # ValueError: a URL that cannot be one.
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, ValueError) as fault:
@@ -111,6 +120,12 @@ class Transport:
             raise faults.disconnected(early=True) from fault
         except aiohttp.ClientError as fault:
             raise faults.malformed("sent an answer that is not HTTP") from fault
+
+    def _timeout(self, connect_s: float) -> aiohttp.ClientTimeout:
+        timeout = self._timeouts.get(connect_s)
+        if timeout is None:
+            timeout = self._timeouts[connect_s] = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
+        return timeout
 
     def _url(self, text: str) -> URL:
         url = self._urls.get(text)

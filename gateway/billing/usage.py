@@ -96,3 +96,7 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """From the admission until the request was sent to the backend that served it."""
     tags: list[str] = []
     """As the request's header gave them: ``name`` or ``name=value``, sorted, each once."""
+    api: str = "chat_completions"
+    """Which of our APIs was called; see ``gateway.apis``."""
+    failed_attempts: list[str] = []
+    """Of those that failed, in their order: backend and error code, with a space between."""

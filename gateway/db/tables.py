@@ -165,10 +165,69 @@ routes = Table(
     Column("tokenizer", Text),
     Column("version", BigInteger, nullable=False, server_default=text("1")),
     _timestamp("created_at", default="now()"),
+    # Of the first target, which pool and backend_model name; route_targets has the others.
+    Column("weight", Double, nullable=False, server_default=text("1")),
+    Column("priority", Integer, nullable=False, server_default=text("0")),
+    CheckConstraint("weight >= 0", name="weight"),
     CheckConstraint("context_length > 0", name="context_length"),
     CheckConstraint("default_output_tokens BETWEEN 1 AND max_output_tokens", name="default_output_tokens"),
     CheckConstraint("timeout_s > 0", name="timeout_s"),
     CheckConstraint("unpriced IN ('refuse', 'serve')", name="unpriced"),
+)
+
+route_targets = Table(
+    "route_targets",
+    metadata,
+    Column("route", Text, ForeignKey("routes.name", ondelete="CASCADE"), primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("pool", Text, ForeignKey("pools.name"), nullable=False, index=True),
+    Column("backend_model", Text, nullable=False),
+    Column("weight", Double, nullable=False),
+    Column("priority", Integer, nullable=False),
+    CheckConstraint("weight >= 0", name="weight"),
+)
+
+backends = Table(
+    "backends",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("pool", Text, ForeignKey("pools.name"), nullable=False, index=True),
+    Column("family", Text, nullable=False),
+    Column("brand", Text, nullable=False),
+    Column("base_url", Text, nullable=False),
+    # Sealed by the deployment's secret key, as are the headers (a JSON object).
+    Column("api_key", LargeBinary),
+    Column("headers", LargeBinary),
+    # What to send as the model's name instead of the target's.
+    Column("model", Text),
+    Column("context_length", Integer, nullable=False),
+    Column("weight", Double, nullable=False, server_default=text("1")),
+    Column("priority", Integer, nullable=False, server_default=text("0")),
+    # NULL: as the gateway's settings have it.
+    Column("connect_timeout_s", Double),
+    Column("first_byte_timeout_s", Double),
+    Column("idle_timeout_s", Double),
+    Column("enabled", Boolean, nullable=False, server_default=text("true")),
+    Column("version", BigInteger, nullable=False, server_default=text("1")),
+    _timestamp("created_at", default="now()"),
+    CheckConstraint("family IN ('penstock', 'openai', 'anthropic')", name="family"),
+    CheckConstraint("context_length > 0", name="context_length"),
+    CheckConstraint("weight > 0", name="weight"),
+    CheckConstraint("connect_timeout_s > 0 AND first_byte_timeout_s > 0 AND idle_timeout_s > 0", name="timeouts"),
+)
+
+stored_responses = Table(
+    "stored_responses",
+    metadata,
+    # Answers of the Responses API that later requests may build upon, until they expire.
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("project_id", Uuid, nullable=False),
+    # Request and answer, sealed by the deployment's secret key.
+    Column("sealed", LargeBinary, nullable=False),
+    _timestamp("created_at", default="now()"),
+    _timestamp("expires_at"),
+    Index(None, "expires_at"),
 )
 
 
@@ -267,6 +326,10 @@ usage_events = Table(
     Column("markup_bp", Integer, nullable=False, server_default=text("0")),
     Column("queue_ms", BigInteger),
     Column("tags", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    # Which of our APIs was called.
+    Column("api", Text, nullable=False, server_default=text("'chat_completions'")),
+    # Of the attempts that failed, in their order: backend and error code, with a space between.
+    Column("failed_attempts", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     _timestamp("recorded_at", default="now()"),
     Index(None, "tenant_id", "admitted_at"),
     Index(None, "tenant_id", "end_user", "admitted_at", postgresql_where=text("end_user IS NOT NULL")),

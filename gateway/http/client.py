@@ -55,6 +55,10 @@ class Client:
         """The token of the ``authorization`` header."""
         return bearer(self.header(b"authorization"))
 
+    def key(self) -> str | None:
+        """The caller's API key, as OpenAI's clients send it, or as Anthropic's do."""
+        return self.bearer() or self.header(b"x-api-key")
+
     def correlation(self) -> str | None:
         """The caller's own ``x-request-id``, if it is short and printable."""
         given = self.header(b"x-request-id")

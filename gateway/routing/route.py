@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
+
+from gateway.apis import SERVED_BY, Api, Family
 
 UnpricedPolicy = Literal["refuse", "serve"]
 DEFAULT_OUTPUT_TOKENS = 512
 DEFAULT_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A pool that serves a route, and the name it knows the model by."""
+
+    pool: str
+    backend_model: str
+    weight: float = 1.0
+    """Its share of the requests beside targets of the same priority; 0: only if no other is left."""
+    priority: int = 0
+    """Lower first; the next only where none of these can be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +46,16 @@ class Route:
     prompts are bounded by their bytes."""
     version: int = 1
     """Counts changes of the route."""
+    weight: float = 1.0
+    """Of the first target, as in ``Target``."""
+    priority: int = 0
+    """Of the first target, as in ``Target``."""
+    more_targets: tuple[Target, ...] = ()
+    """Beside the first, which ``pool`` and ``backend_model`` name."""
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        return (Target(self.pool, self.backend_model, self.weight, self.priority), *self.more_targets)
 
 
 def new_route(
@@ -64,13 +89,36 @@ def new_route(
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One live backend of a pool."""
+    """One live backend of a pool: a worker that registered, or a backend that an administrator declared."""
 
     id: str
     pool: str
     base_url: str
+    """Without the path of an API, and without a slash at its end."""
     model: str
+    """The name that it serves the model by, as it tells itself; for a declared backend its own name."""
     context_length: int
     """Most tokens that it takes, prompt and output together."""
     fingerprint: str = ""
     """Of the model that it serves; empty: it does not tell."""
+    family: Family = "penstock"
+    brand: str = "penstock"
+    """Whose server it is, for what that one does in its own way: a key of ``gateway.backends.brands.BRANDS``."""
+    sends_model: str | None = None
+    """What to put into ``model`` instead of the target's name."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with each request, lower-case names; they bear its secret."""
+    weight: float = 1.0
+    """Its share of the requests beside others of its pool and priority."""
+    priority: int = 0
+    """Lower first."""
+    connect_timeout_s: float | None = None
+    first_byte_timeout_s: float | None = None
+    idle_timeout_s: float | None = None
+    """None: as the gateway's settings have it."""
+    revision: int = 0
+    """Of a declared backend: counts its changes."""
+
+    @property
+    def apis(self) -> frozenset[Api]:
+        return SERVED_BY[self.family]

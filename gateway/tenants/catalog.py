@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from sqlalchemy import delete, select, update
+from sqlalchemy import Select, delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -16,8 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.clock import Clock
 from gateway.db.cached import CachedCopy
 from gateway.db.engine import transaction
-from gateway.db.tables import pools, routes
-from gateway.routing.route import Route, UnpricedPolicy
+from gateway.db.tables import pools, route_targets, routes
+from gateway.routing.route import Route, Target, UnpricedPolicy
 from gateway.tenants.audit import Actor, audit
 from gateway.tenants.principal import LONGEST_REQUEST_S
 from gateway.tenants.records import (
@@ -31,6 +31,9 @@ from gateway.tenants.records import (
 )
 from gateway.tenants.specs import check_page
 
+MAX_WEIGHT = 1e6
+MAX_PRIORITY = 100
+MAX_TARGETS = 20
 _MAX_TOKENS = 100_000_000
 _TOKENIZER = re.compile(r"[a-z0-9_]{1,50}", re.ASCII)
 
@@ -61,6 +64,9 @@ class RouteChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     timeout_s: float | UnsetType = UNSET
     unpriced: UnpricedPolicy | UnsetType = UNSET
     tokenizer: str | UnsetType | None = UNSET
+    weight: float | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
+    more_targets: tuple[Target, ...] | UnsetType = UNSET
 
 
 class Catalog:
@@ -92,17 +98,19 @@ class Catalog:
         if after is not None:
             query = query.where(routes.c.name > after)
         async with transaction(self._engine) as connection:
-            return [_route(row) for row in await connection.execute(query)]
+            return await _routes(connection, query)
 
     async def create_route(self, actor: Actor, route: Route) -> Route:
         """Declare a route. Prices of an earlier route of that name are its own. Raises RouteExists, UnknownPool."""
         actor.check_may_change()
         route = replace(check_route(route), version=1)
         async with transaction(self._engine) as connection:
-            await _check_pool(connection, route.pool)
-            query = insert(routes).values(asdict(route)).on_conflict_do_nothing().returning(routes.c.name)
+            for target in route.targets:
+                await _check_pool(connection, target.pool)
+            query = insert(routes).values(_columns(route)).on_conflict_do_nothing().returning(routes.c.name)
             if await connection.scalar(query) is None:
                 raise RouteExists(route.name)
+            await _write_targets(connection, route)
             await audit(connection, actor, "create", "route", route.name, after=asdict(route))
         self._copy.expire()
         return route
@@ -121,12 +129,16 @@ class Catalog:
             new = check_route(replace(old, **given))
             if new == old:
                 return old
-            if new.pool != old.pool:
-                await _check_pool(connection, new.pool)
+            for pool in {target.pool for target in new.targets} - {target.pool for target in old.targets}:
+                await _check_pool(connection, pool)
             new = replace(new, version=old.version + 1)
-            await connection.execute(update(routes).where(routes.c.name == name).values(asdict(new)))
-            changed = [field for field, value in asdict(new).items() if value != getattr(old, field)]
-            before, after = ({field: getattr(route, field) for field in changed} for route in (old, new))
+            await connection.execute(update(routes).where(routes.c.name == name).values(_columns(new)))
+            if new.more_targets != old.more_targets:
+                await connection.execute(delete(route_targets).where(route_targets.c.route == name))
+                await _write_targets(connection, new)
+            was, now = asdict(old), asdict(new)
+            changed = [field for field, value in now.items() if value != was[field]]
+            before, after = ({field: route[field] for field in changed} for route in (was, now))
             await audit(connection, actor, "update", "route", name, before=before, after=after)
         self._copy.expire()
         return new
@@ -171,26 +183,50 @@ class Catalog:
 
     async def _read(self) -> dict[str, Route]:
         async with transaction(self._engine) as connection:
-            rows = await connection.execute(select(routes).order_by(routes.c.name))
-            return {row.name: _route(row) for row in rows}
+            return {route.name: route for route in await _routes(connection, select(routes).order_by(routes.c.name))}
 
 
-def _route(row: Any) -> Route:
-    return Route(**{field: getattr(row, field) for field in Route.__dataclass_fields__})
+_COLUMNS = tuple(field for field in Route.__dataclass_fields__ if field != "more_targets")
+
+
+def _columns(route: Route) -> dict[str, Any]:
+    """Of the table ``routes``."""
+    return {field: getattr(route, field) for field in _COLUMNS}
+
+
+async def _routes(connection: AsyncConnection, query: Select[Any]) -> list[Route]:
+    """``query``: rows of ``routes``."""
+    rows = list(await connection.execute(query))
+    targets: dict[str, list[Target]] = {}
+    order = select(route_targets).order_by(route_targets.c.route, route_targets.c.position)
+    for row in await connection.execute(order.where(route_targets.c.route.in_([row.name for row in rows]))):
+        target = Target(row.pool, row.backend_model, row.weight, row.priority)
+        targets.setdefault(row.route, []).append(target)
+    return [
+        Route(**{field: getattr(row, field) for field in _COLUMNS}, more_targets=tuple(targets.get(row.name, ())))
+        for row in rows
+    ]
+
+
+async def _write_targets(connection: AsyncConnection, route: Route) -> None:
+    rows = [
+        {"route": route.name, "position": position, **asdict(target)}
+        for position, target in enumerate(route.more_targets, start=1)
+    ]
+    if rows:
+        await connection.execute(insert(route_targets), rows)
 
 
 async def _stored(
     connection: AsyncConnection, name: str, *, lock: bool = False, if_version: int | None = None
 ) -> Route:
     query = select(routes).where(routes.c.name == name)
-    row = (
-        (await connection.execute(query.with_for_update() if lock else query)).one_or_none() if is_name(name) else None
-    )
-    if row is None:
+    found = await _routes(connection, query.with_for_update() if lock else query) if is_name(name) else []
+    if not found:
         raise UnknownRoute(name)
-    if if_version is not None and if_version != row.version:
-        raise VersionConflict("route", name, if_version, row.version)
-    return _route(row)
+    if if_version is not None and if_version != found[0].version:
+        raise VersionConflict("route", name, if_version, found[0].version)
+    return found[0]
 
 
 async def _check_pool(connection: AsyncConnection, name: str) -> None:
@@ -205,8 +241,15 @@ async def _check_pool(connection: AsyncConnection, name: str) -> None:
 def check_route(route: Route) -> Route:
     """``route``, if its values can be. Raises ConfigurationError."""
     check_name("route", route.name)
-    check_name("model", route.backend_model)
-    check_name("pool", route.pool)
+    for target in route.targets:
+        check_name("model", target.backend_model)
+        check_name("pool", target.pool)
+        if not 0 <= target.weight <= MAX_WEIGHT:
+            raise ConfigurationError(f"weight must be between 0 and {MAX_WEIGHT:g}, not {target.weight:g}")
+        if not 0 <= target.priority <= MAX_PRIORITY:
+            raise ConfigurationError(f"priority must be between 0 and {MAX_PRIORITY}, not {target.priority}")
+    if len(route.more_targets) >= MAX_TARGETS:
+        raise ConfigurationError(f"a route has at most {MAX_TARGETS} targets, not {len(route.targets)}")
     for name in ("context_length", "default_output_tokens", "max_output_tokens"):
         value = getattr(route, name)
         if not 1 <= value <= _MAX_TOKENS:

@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from gateway.ask import Ask
 from gateway.routing.route import Endpoint, Route
 from gateway.tokens import chat
 from gateway.tokens.cache import CountCache
@@ -64,14 +65,15 @@ class PromptCounter:
         await self._tokenizers.__aexit__(kind, fault, trace)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def bound(
-        self, body: Body, size: int, route: Route, context_length: int, *, tenant: bytes, exactly: bool
-    ) -> PromptBound:
-        """For a body of ``size`` bytes, of which at most ``context_length`` tokens are taken.
+    async def bound(self, ask: Ask, route: Route, context_length: int, *, tenant: bytes, exactly: bool) -> PromptBound:
+        """For a request of which at most ``context_length`` tokens are taken.
 
         ``exactly``: whether to count, where that can be done; else bytes will do. ``tenant`` has at most 64 bytes.
         Raises ApiError (400) for a message that is no object.
         """
+        if ask.chat is None:
+            return PromptBound(min(ask.size, context_length))
+        body, size = ask.chat, ask.size
         methods = self._tokenizers.ready(route) if exactly else None
         raw = bytes(body["messages"])
         if methods and len(raw) <= _FEWEST_BYTES_PER_TOKEN * context_length and chat.few_objects(raw):

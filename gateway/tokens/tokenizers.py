@@ -62,7 +62,7 @@ class Tokenizers:
             return self._published(route.name, route.tokenizer)
         found: dict[str, Method] = {}
         complete = True
-        for endpoint in self._endpoints(route.pool):
+        for endpoint in (endpoint for target in route.targets for endpoint in self._endpoints(target.pool)):
             method = self._known.get(endpoint.fingerprint)
             if method is not None:
                 found[method.name] = method

@@ -9,18 +9,19 @@ from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.ticket import Bound
-from gateway.ask import Ask, Body, Call
+from gateway.ask import Ask, Call
 from gateway.backends.backend import Order
+from gateway.backends.fleet_worker import FleetWorker
 from gateway.billing.prices import Price, Tariff
 from gateway.billing.usage import TokenUsage
+from gateway.http.openai.ask import parse_chat
 from gateway.order import make_bound, make_order
-from gateway.routing.route import Route
+from gateway.routing.route import Endpoint, Route, Target
 from gateway.tenants.principal import Principal
 from gateway.tokens.counter import PromptBound
 from worker.protocol.errors import ApiError
@@ -35,8 +36,20 @@ PRINCIPAL = Principal(
 PROMPT = PromptBound(100, counted_by="o200k_base")
 
 
-async def never() -> Ask:
+async def never(_principal: Principal) -> Ask:
     raise AssertionError
+
+
+class Sent:
+    """What our worker is sent for an order, and the order's own fields."""
+
+    def __init__(self, order: Order) -> None:
+        endpoint = Endpoint("w", "pool", "http://w", "m", 8192)
+        self.body = FleetWorker(None).outgoing(order, endpoint, order.targets[0].backend_model).body
+        self.order = order
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.order, name)
 
 
 def order(
@@ -48,16 +61,16 @@ def order(
     choices: int = 1,
     longest: int = ROUTE.context_length,
     **fields: Any,
-) -> tuple[Order, Bound]:
+) -> tuple[Any, Bound]:
     body = {"model": "public", "messages": [{"role": "user", "content": "hi"}]} | fields
     raw = json.dumps(body).encode()
     cap = body.get("max_completion_tokens") or body.get("max_tokens")
-    fields_as_sent = msgspec.json.decode(raw, type=Body)
-    ask = Ask(fields_as_sent, "public", len(raw), False, False, choices, cap)
-    made, output = make_order(Call(uuid4(), None, None, never), ask, route, caller, prompt, longest)
+    ask = replace(parse_chat(raw), choices=choices, max_output_tokens=cap)
+    call = Call(uuid4(), None, None, never)
+    plain, output = make_order(call, ask, route, caller, prompt, longest)
     # A second order of the same request, for a newer state of its tenant, begins from the body as it came.
-    assert make_order(Call(uuid4(), None, None, never), ask, route, caller, prompt, longest)[0].body == made.body
-    return made, make_bound(tariff, prompt, output)
+    assert make_order(call, ask, route, caller, prompt, longest)[0] == plain
+    return Sent(plain), make_bound(tariff, prompt, output)
 
 
 def test_the_body_bears_the_workers_model_and_the_routes_default_cap() -> None:
@@ -68,7 +81,7 @@ def test_the_body_bears_the_workers_model_and_the_routes_default_cap() -> None:
     assert sent["max_tokens"] == 512
     assert (sent["temperature"], sent["unknown"]) == (0, [1])
     assert made.clamp_output
-    assert (made.model, made.backend_model, made.salt) == ("public", "internal", caller.salt)
+    assert (made.model, made.targets, made.salt) == ("public", (Target("pool", "internal"),), caller.salt)
     assert (made.tenant, made.weight) == (str(caller.tenant_id), 2.5)
     assert (made.prompt_tokens, made.output_tokens) == (100, 512)
     assert bound == Bound(PRICE.bound(100, 512), 612)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import msgspec
@@ -27,7 +26,7 @@ from gateway.http.admin.resource import (
     page_of,
     single,
 )
-from gateway.routing.route import DEFAULT_TIMEOUT_S, Route, UnpricedPolicy, new_route
+from gateway.routing.route import DEFAULT_TIMEOUT_S, Route, Target, UnpricedPolicy, new_route
 from gateway.tenants.catalog import Catalog, RouteChange
 from gateway.tenants.principal import LONGEST_REQUEST_S
 
@@ -60,6 +59,9 @@ class RouteView(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
     unpriced: UnpricedPolicy
     tokenizer: str | None
+    weight: float
+    priority: int
+    more_targets: tuple[Target, ...]
     version: int
     """As in the ``ETag``."""
 
@@ -159,4 +161,4 @@ def route_handlers(catalog: Catalog) -> list[HTTPRouteHandler]:
 
 
 def _shown(route: Route) -> RouteView:
-    return RouteView(**asdict(route))
+    return RouteView(**{field: getattr(route, field) for field in Route.__dataclass_fields__})

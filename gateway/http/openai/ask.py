@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.ask import Ask, Body
+from gateway.ask import Ask, Body, given
 from worker.protocol.errors import bad_request
 
 MAX_CHOICES = 128
@@ -48,6 +48,10 @@ def parse_chat(raw: bytes, *, end_user: str | None = None, tags: str | None = No
     stream = _value(body, "stream")
     if stream is not None and not isinstance(stream, bool):
         raise bad_request("'stream' must be true or false.", param="stream")
+    cap_field = "max_completion_tokens" if given(body, "max_completion_tokens") else "max_tokens"
+    cap = _output_cap(body)
+    if cap_field != "max_tokens":
+        body.pop("max_tokens", None)
     return Ask(
         body=body,
         model=model,
@@ -55,10 +59,13 @@ def parse_chat(raw: bytes, *, end_user: str | None = None, tags: str | None = No
         stream=bool(stream),
         include_usage=_include_usage(body),
         choices=_count(body, "n", MAX_CHOICES) or 1,
-        max_output_tokens=_output_cap(body),
+        max_output_tokens=cap,
         end_user=_end_user(body, end_user),
         tags=read_tags(tags),
         raw=raw,
+        api="chat_completions",
+        chat=body,
+        cap_field=cap_field,
     )
 
 

@@ -19,7 +19,7 @@ from gateway.backends.transport import Transport
 from gateway.billing.usage import TokenUsage
 from gateway.clock import SystemClock
 from gateway.routing.policy import Balancer
-from gateway.routing.route import Endpoint
+from gateway.routing.route import Endpoint, Target
 
 TOKEN = "fleet-token-of-the-tests"
 USAGE_CHUNK = (
@@ -47,11 +47,11 @@ class Rig:
     def open(self, *, total_s: float = 20.0, **changes: Any) -> Exchange:
         values: dict[str, Any] = {
             "request_id": "0199",
-            "pool": "pool",
             "model": "m",
-            "backend_model": "m",
+            "targets": (Target("pool", "m"),),
             "context_length": 1000,
-            "body": b'{"model":"m"}',
+            "body": {},
+            "output_cap": 100,
             "streamed": True,
             "include_usage": False,
             "clamp_output": False,
@@ -69,9 +69,9 @@ class Rig:
 async def rigged(**limits: float) -> AsyncIterator[Rig]:
     alive: list[Endpoint] = []
     balancer = Balancer(lambda pool: alive if pool == "pool" else [], SystemClock())
-    times = TimeLimits(**({"first_byte_s": 10.0, "idle_s": 10.0} | limits))
-    async with Transport(connect_timeout_s=2.0) as transport:
-        yield Rig(Relay(transport, balancer, FleetWorker(TOKEN), times), balancer, alive=alive)
+    times = TimeLimits(**({"connect_s": 2.0, "first_byte_s": 10.0, "idle_s": 10.0} | limits))
+    async with Transport() as transport:
+        yield Rig(Relay(transport, balancer, {"penstock": FleetWorker(TOKEN)}, times), balancer, alive=alive)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ async def test_relays_events_and_meters_them(rig: Rig, upstream: Any) -> None:
     assert sent["x-penstock-meter"] == "1"
     assert sent["x-penstock-clamp-output"] == "1"
     assert "cookie" not in sent
-    assert server.seen[0].raw == b'{"model":"m"}'
+    assert server.seen[0].raw == b'{"model":"m","max_tokens":100}'
 
 
 async def test_the_data_of_events_is_passed_on_byte_for_byte(rig: Rig, upstream: Any) -> None:
@@ -410,7 +410,7 @@ async def test_waiting_returns_empty_handed_and_loses_nothing(rig: Rig, upstream
 
 
 async def test_a_line_without_end_is_a_fault(rig: Rig, upstream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.backends.relay.EVENT_LIMIT", 100_000)
+    monkeypatch.setattr("gateway.backends.openai_reader.EVENT_LIMIT", 100_000)
 
     async def huge(c: Any) -> None:
         await c.begin()
@@ -675,7 +675,7 @@ async def test_the_model_is_called_by_the_name_the_client_used(rig: Rig, upstrea
         await c.done()
 
     rig.use((await upstream(answer)).url)
-    (data,) = await read(rig.open(model="public", backend_model="internal-name"))
+    (data,) = await read(rig.open(model="public", targets=(Target("pool", "internal-name"),)))
     assert json.loads(data)["model"] == "public"
 
 

@@ -24,6 +24,7 @@ ROWS = {
     "projects": "(id, tenant_id, name) VALUES (:t, :t, 'default')",
     "api_keys": "(public_id, tenant_id, project_id, name, secret_sha256, scopes) "
     "VALUES (:name, :t, :t, 'k', sha256('x'), '{inference}')",
+    "stored_responses": "(tenant_id, id, project_id, sealed, expires_at) VALUES (:t, 'resp_1', :t, 'x', now())",
     "limits": "(id, tenant_id, subject, metric, \"window\", amount) VALUES (:t, :t, 'tenant', 'concurrent', '', 1)",
     "prices": "(id, route, tenant_id, input_usd_per_mtok, output_usd_per_mtok, effective_from) "
     "VALUES (:t, 'm', :t, 1, 1, :now)",

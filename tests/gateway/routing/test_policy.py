@@ -4,9 +4,12 @@ from collections import Counter
 from datetime import UTC, datetime
 
 from gateway.routing.policy import SET_ASIDE_S, Balancer
-from gateway.routing.route import Endpoint
+from gateway.routing.route import Endpoint, Target
 
 ENDPOINTS = [Endpoint(id, "pool", f"http://{id}", "m", 100) for id in ("a", "b", "c")]
+
+
+TARGETS = (Target("pool", "m"),)
 
 
 class HandClock:
@@ -27,9 +30,16 @@ def make(endpoints: list[Endpoint] | None = None) -> tuple[Balancer, HandClock]:
 
 
 def chosen(balancer: Balancer, *, tried: tuple[str, ...] = ()) -> str:
-    endpoint = balancer.choose("pool", context_length=100, tried=tried)
-    assert endpoint is not None
-    return endpoint.id
+    choice = choose(balancer, tried=tried)
+    assert choice is not None
+    return choice.id
+
+
+def choose(
+    balancer: Balancer, *, pool: str = "pool", context_length: int = 100, tried: tuple[str, ...] = ()
+) -> Endpoint | None:
+    choice = balancer.choose([Target(pool, "m")], "chat_completions", context_length=context_length, tried=tried)
+    return choice.endpoint if choice is not None else None
 
 
 def test_equals_take_turns() -> None:
@@ -49,12 +59,12 @@ def test_the_one_with_the_fewest_requests_comes_first() -> None:
 def test_those_tried_are_left_out() -> None:
     balancer, _ = make()
     assert {chosen(balancer, tried=("a", "c")) for _ in range(6)} == {"b"}
-    assert balancer.choose("pool", context_length=100, tried=("a", "b", "c")) is None
+    assert choose(balancer, tried=("a", "b", "c")) is None
 
 
 def test_one_set_aside_comes_last_for_a_while() -> None:
     balancer, clock = make()
-    balancer.set_aside(ENDPOINTS[0])
+    balancer.failed(ENDPOINTS[0], unhealthy=True, unreachable=True)
     assert {chosen(balancer) for _ in range(6)} == {"b", "c"}
     assert chosen(balancer, tried=("b", "c")) == "a"
     clock.time += SET_ASIDE_S + 0.1
@@ -63,21 +73,21 @@ def test_one_set_aside_comes_last_for_a_while() -> None:
 
 def test_the_only_one_is_taken_even_if_set_aside() -> None:
     balancer, _ = make(ENDPOINTS[:1])
-    balancer.set_aside(ENDPOINTS[0])
+    balancer.failed(ENDPOINTS[0], unhealthy=True, unreachable=True)
     assert chosen(balancer) == "a"
 
 
 def test_an_empty_pool_has_none() -> None:
     balancer, _ = make([])
-    assert balancer.choose("pool", context_length=100) is None
-    assert balancer.context_length("pool") is None
-    assert make()[0].choose("another", context_length=100) is None
+    assert choose(balancer, context_length=100) is None
+    assert balancer.context_length(TARGETS, "chat_completions") is None
+    assert choose(make()[0], pool="another") is None
 
 
 def test_one_that_takes_more_than_was_reserved_for_is_left_out() -> None:
     longer = Endpoint("longer", "pool", "http://longer", "m", 200)
     balancer, _ = make([ENDPOINTS[0], longer])
-    assert balancer.context_length("pool") == 200
+    assert balancer.context_length(TARGETS, "chat_completions") == 200
     assert {chosen(balancer) for _ in range(6)} == {"a"}
-    assert balancer.choose("pool", context_length=199, tried=("a",)) is None
-    assert balancer.choose("pool", context_length=200, tried=("a",)) == longer
+    assert choose(balancer, context_length=199, tried=("a",)) is None
+    assert choose(balancer, context_length=200, tried=("a",)) == longer

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.ask import Ask, Body
 from gateway.routing.route import Endpoint, Route
 from gateway.tokens import tokenizers
 from gateway.tokens.counter import LONG, PromptBound, PromptCounter
-from gateway.tokens.methods import Body
 from worker.protocol.chat import ChatRequest
 from worker.protocol.errors import ApiError
 from worker.protocol.token_counting import TokenCounting, encode_counting
@@ -78,7 +78,8 @@ async def bound(
 ) -> PromptBound:
     raw = json.dumps(body).encode()
     fields = msgspec.json.decode(raw, type=Body)
-    return await made.bound(fields, len(raw), route, context, tenant=TENANT, exactly=exactly)
+    ask = Ask(fields, "public", len(raw), False, False, 1, None, chat=fields)
+    return await made.bound(ask, route, context, tenant=TENANT, exactly=exactly)
 
 
 def workers_count(template: ChatTemplate, body: dict[str, Any]) -> int | None:

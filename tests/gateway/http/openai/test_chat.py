@@ -630,7 +630,7 @@ async def test_a_client_that_does_not_read_is_cut_off_in_the_end(
                 await c.token("x" * 100_000, number + 1)
         closed.append(await c.wait_closed_by_peer())
 
-    monkeypatch.setattr("gateway.http.openai.chat.SEND_GRACE_S", 0.3)
+    monkeypatch.setattr("gateway.http.inference.SEND_GRACE_S", 0.3)
     await gateway.create_route(Route("short", "pool", "m", 1000, 50, 500, 0.5))
     await gateway.set_price("short", "1", "2")
     await gateway.register(await upstream(floods))
@@ -676,7 +676,7 @@ async def test_a_fault_of_our_own_is_a_500_and_the_row_failed(
         raise ZeroDivisionError("secret detail")
 
     await gateway.register(await upstream(bursts))
-    monkeypatch.setattr("gateway.http.openai.chat.encode_event", broken)
+    monkeypatch.setattr("gateway.http.openai.door.encode_event", broken)
     async with client_of(gateway) as client:
         with pytest.raises(httpx.HTTPError):  # the head had left: all that remains is to cut it
             await client.post(PATH, json=ASK | {"stream": True})
