@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gateway.ask import Ask
 from gateway.http.inference import Reference
-from gateway.http.openai.ask import END_USER_HEADER, TAGS_HEADER, parse_chat
+from gateway.http.openai.ask import parse_chat
 from gateway.http.openai.door import OpenAIDoor
+from gateway.http.openai.fields import END_USER_HEADER, TAGS_HEADER
 from gateway.http.openai.reference import ChatOperation
 from gateway.tenants.principal import Principal
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.openai.ask import MAX_BESIDE_MESSAGES, parse_chat, read_tags
+from gateway.http.openai.ask import parse_chat
+from gateway.http.openai.fields import MAX_BESIDE_PROMPT, read_tags
 from worker.protocol.errors import ApiError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -131,15 +132,15 @@ def test_of_what_is_passed_on_no_value_becomes_a_python_object(monkeypatch: pyte
         decoded.append(bytes(raw))
         return decode(raw)
 
-    monkeypatch.setattr("gateway.http.openai.ask.msgspec.json.decode", watched)
+    monkeypatch.setattr("gateway.http.openai.fields.msgspec.json.decode", watched)
     ask = parse(messages=[{"content": [{}] * 1000}], tools=[[]] * 1000)
     assert all(isinstance(value, msgspec.Raw) for value in ask.body.values())
     assert max(map(len, decoded)) < 10
 
 
 def test_only_messages_may_be_large() -> None:
-    assert parse(messages=[{"role": "user", "content": "x" * (2 * MAX_BESIDE_MESSAGES)}]).size > MAX_BESIDE_MESSAGES
-    many = {str(number): 0 for number in range(MAX_BESIDE_MESSAGES // 8)}
+    assert parse(messages=[{"role": "user", "content": "x" * (2 * MAX_BESIDE_PROMPT)}]).size > MAX_BESIDE_PROMPT
+    many = {str(number): 0 for number in range(MAX_BESIDE_PROMPT // 8)}
     assert (
         "beside its 'messages'"
         in refused(json.dumps({"model": "m", "messages": MESSAGES} | many).encode()).body.message

@@ -1,0 +1,133 @@
+"""What OpenAI's requests for inference have in common, read field by field: what the gateway must know is checked, the
+rest is the backend's."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from gateway.ask import Body
+from worker.protocol.errors import bad_request
+
+MAX_CHOICES: Final = 128
+MAX_MODEL_NAME: Final = 256
+MAX_END_USER: Final = 512
+"""Characters of what a client calls its own user."""
+MAX_TAGS: Final = 10
+MAX_TAG: Final = 64
+END_USER_HEADER: Final = "x-penstock-end-user"
+TAGS_HEADER: Final = "x-penstock-tags"
+MAX_BESIDE_PROMPT: Final = 1024 * 1024
+"""Most bytes of a body that are not its prompt: each field there becomes a Python object."""
+
+_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def _prompt_decoder(field: str) -> msgspec.json.Decoder[Any]:
+    """Finds that field alone, wherever it stands."""
+    prompt = ("prompt", msgspec.Raw, msgspec.field(name=field, default=msgspec.Raw(b"null")))
+    return msgspec.json.Decoder(msgspec.defstruct("Prompt", [prompt]))
+
+
+_prompt_decoders: Final = {field: _prompt_decoder(field) for field in ("messages", "prompt", "input")}
+
+
+def read_body(raw: bytes, prompt_field: str) -> Body:
+    """``prompt_field``: where the prompt stands, ``messages``, ``prompt`` or ``input``.
+
+    Takes time in proportion to the bytes, not to the values in them. Raises ApiError (400).
+    """
+    if not raw.strip():
+        raise bad_request(f"The body is empty. Send a JSON object with 'model' and '{prompt_field}'.")
+    try:
+        beside = len(raw) - len(bytes(_prompt_decoders[prompt_field].decode(raw).prompt))
+        if beside > MAX_BESIDE_PROMPT:
+            raise bad_request(
+                f"The body has over {MAX_BESIDE_PROMPT} bytes beside its '{prompt_field}'. Leave some out."
+            )
+        if not raw.isascii():
+            raw.decode()
+        return _decoder.decode(raw)
+    except RecursionError:
+        raise bad_request("The body is nested too deeply.") from None
+    except msgspec.ValidationError:
+        raise bad_request("The body must be a JSON object.") from None
+    except msgspec.DecodeError as fault:
+        raise bad_request(f"The body is not valid JSON: {fault}.") from None
+    except UnicodeDecodeError:
+        raise bad_request("The body is not valid UTF-8.") from None
+
+
+def read_value(body: Body, field: str) -> Any:
+    """Raises ApiError (400), as all that reads a field."""
+    try:
+        return msgspec.json.decode(body.get(field, b"null"))
+    except (msgspec.DecodeError, RecursionError):
+        raise bad_request(f"'{field}' cannot be read.", param=field) from None
+
+
+def read_model(body: Body) -> str:
+    model = read_value(body, "model")
+    if not isinstance(model, str) or not model:
+        raise bad_request("'model' must be the name of a model; GET /v1/models lists them.", param="model")
+    if len(model) > MAX_MODEL_NAME:
+        raise bad_request(f"'model' must have at most {MAX_MODEL_NAME} characters.", param="model")
+    return model
+
+
+def read_flag(body: Body, field: str) -> bool:
+    value = read_value(body, field)
+    if value is not None and not isinstance(value, bool):
+        raise bad_request(f"'{field}' must be true or false.", param=field)
+    return bool(value)
+
+
+def read_count(body: Body, field: str, most: int | None = None, *, least: int = 1) -> int | None:
+    value = read_value(body, field)
+    if value is None:
+        return None
+    if type(value) is not int or value < least or (most is not None and value > most):
+        what = f"an integer from {least} to {most}" if most is not None else f"an integer of at least {least}"
+        raise bad_request(f"'{field}' must be {what}.", param=field)
+    return value
+
+
+def read_include_usage(body: Body) -> bool:
+    options = read_value(body, "stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise bad_request("'stream_options' must be an object.", param="stream_options")
+    include_usage = options.get("include_usage")
+    if include_usage is not None and not isinstance(include_usage, bool):
+        raise bad_request("'stream_options.include_usage' must be true or false.", param="stream_options.include_usage")
+    return bool(include_usage)
+
+
+def read_end_user(body: Body, header: str | None) -> str | None:
+    """The header wins over ``safety_identifier``, which wins over the older ``user``."""
+    named: list[tuple[str, str | None, Any]] = [(f"The header '{END_USER_HEADER}'", None, header)]
+    named += [(f"'{field}'", field, read_value(body, field)) for field in ("safety_identifier", "user")]
+    chosen = None
+    for what, field, value in named:
+        if value is not None and not isinstance(value, str):
+            raise bad_request(f"{what} must be text.", param=field)
+        if value is not None and len(value) > MAX_END_USER:
+            raise bad_request(f"{what} has {len(value)} characters. At most {MAX_END_USER} are allowed.", param=field)
+        chosen = chosen or value
+    return chosen or None
+
+
+def read_tags(header: str | None) -> tuple[str, ...]:
+    """A header's tags, sorted, each once: ``name`` or ``name=value``, with commas between. Raises ApiError (400)."""
+    tags = sorted({tag for part in (header or "").split(",") if (tag := part.strip())})
+    if len(tags) > MAX_TAGS:
+        raise bad_request(f"The header '{TAGS_HEADER}' has {len(tags)} tags. At most {MAX_TAGS} are allowed.")
+    for tag in tags:
+        if len(tag) > MAX_TAG or not tag.isprintable():
+            raise bad_request(
+                f"The header '{TAGS_HEADER}' has a tag that is longer than {MAX_TAG} characters, or has some that "
+                "cannot be printed. Shorten or clean it; commas stand between tags."
+            )
+    return tuple(tags)
