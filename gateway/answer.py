@@ -14,6 +14,7 @@ from gateway.ask import Call
 from gateway.backends.faults import BackendFault
 from gateway.backends.relay import Exchange
 from gateway.billing.usage import Status, TokenUsage, usd_text
+from gateway.observability.observer import Observer
 from gateway.order import Plan
 
 _log = structlog.get_logger("gateway.request")
@@ -32,6 +33,7 @@ class Answer:
         plan: Plan,
         ticket: Ticket,
         exchange: Exchange,
+        observer: Observer,
         *,
         keepalive_s: float,
         on_usage: Callable[[Plan, TokenUsage], None],
@@ -41,6 +43,7 @@ class Answer:
         self._plan = plan
         self._ticket = ticket
         self._exchange = exchange
+        self._observer = observer
         self._keepalive_s = keepalive_s
         self._on_usage = on_usage
         self._settled = False
@@ -91,7 +94,7 @@ class Answer:
         try:
             found = await self._exchange.events(wait_s=wait_s)
         except BackendFault as fault:
-            self._settle("failed", fault.code)
+            self._settle("failed", fault.code, error_status=fault.status)
             raise fault.error() from fault
         if self.complete:
             self._settle("ok")
@@ -111,7 +114,7 @@ class Answer:
             self._settle("failed", "internal_error")
         await self._exchange.__aexit__(kind, fault, trace)
 
-    def _settle(self, status: Status, error_code: str | None = None) -> None:
+    def _settle(self, status: Status, error_code: str | None = None, *, error_status: int | None = None) -> None:
         if self._settled:
             return
         self._settled = True
@@ -133,9 +136,21 @@ class Answer:
             failed_attempts=exchange.failed_attempts,
         )
         self._on_usage(self._plan, usage)
+        self._observer.settled(
+            self._plan.route.name,
+            self._ticket.draft.api,
+            status,
+            usage,
+            error_code=error_code,
+            error_status=error_status,
+            charged_nano_usd=self._ticket.charged_nano_usd,
+            total_s=self._ticket.age_s,
+            first_token_ms=exchange.first_token_ms,
+        )
         _log.info(
             "request",
             request_id=str(self._call.request_id),
+            trace_id=self._observer.trace_id,
             client_request_id=self._call.client_request_id,
             tenant=principal.tenant_name,
             project=principal.project_name,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -31,12 +33,16 @@ from gateway.http.fleet import fleet_handlers
 from gateway.http.health import health_handlers
 from gateway.http.inference import BodyLimits, inference_handler
 from gateway.http.invoices import invoice_handlers
+from gateway.http.metrics import metrics_handler
 from gateway.http.openai.chat import CHAT, ChatDoor
 from gateway.http.openai.models import model_handlers
 from gateway.http.tenant_usage import tenant_usage_handlers
 from gateway.http.usage import usage_handlers
 from gateway.idempotency.service import Idempotency
 from gateway.idempotency.store import SCRIPTS as IDEMPOTENCY_SCRIPTS
+from gateway.observability.metrics import Metrics
+from gateway.observability.observer import Observability
+from gateway.observability.tracing import Tracing, tracing_wanted
 from gateway.pipeline import Pipeline
 from gateway.routing.policy import Balancer
 from gateway.routing.registry import Registry
@@ -101,6 +107,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         name="penstock-idempotency",
     )
     idempotency = Idempotency(idempotency_redis, secret_key, clock)
+    metrics = Metrics()
+    tracing = Tracing() if tracing_wanted(os.environ) else None
     pipeline = Pipeline(
         tenants=tenants,
         catalog=catalog,
@@ -110,6 +118,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         relay=relay,
         idempotency=idempotency,
         secret_key=secret_key,
+        observability=Observability(metrics, tracing),
         clock=clock,
         keepalive_s=settings.keepalive_s,
     )
@@ -127,6 +136,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
                 await drainer.close()
                 for each in (engine, budgets_engine, reports_engine):
                     await each.dispose()
+                if tracing is not None:
+                    await asyncio.to_thread(tracing.close)
 
     async def postgres_answers() -> None:
         async with transaction(engine) as connection:
@@ -152,6 +163,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
                 body_timeout_s=settings.body_timeout_s,
             ),
             *fleet_handlers(registry, catalog, fleet_token=settings.fleet_token),
+            metrics_handler(metrics, token=settings.metrics_token),
             *health_handlers(
                 {"postgres": postgres_answers, "schema": schema_is_current, "redis": registry.refresh},
                 lambda: sum(not worker.draining for worker in registry.workers()),

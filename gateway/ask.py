@@ -60,6 +60,8 @@ class Ask:
     api: Api = "chat_completions"
     chat: Body | None = None
     """The same request as a chat completion, if it can be told as one."""
+    inputs: tuple[bytes, ...] = ()
+    """Of what is no chat, the JSON of each prompt: a text, or a list of token ids. The context holds for each."""
     from_chat: Callable[[], Translator] | None = None
     """Makes what turns a chat completion's answer into this API's; None: it words its answers so itself."""
     prompt_field: str = "messages"
@@ -80,6 +82,8 @@ class Call:
     """Of the request's URL."""
     idempotency_key: str | None = None
     """As the header has it."""
+    traceparent: str | None = None
+    """The caller's trace context, as the header has it."""
 
 
 def given(body: Body, field: str) -> bool:

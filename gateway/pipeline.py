@@ -28,6 +28,7 @@ from gateway.db.engine import DatabaseUnavailable
 from gateway.idempotency.answers import Request
 from gateway.idempotency.scope import checked_key, find_scope
 from gateway.idempotency.service import Idempotency
+from gateway.observability.observer import Observability, Observer
 from gateway.order import Plan, make_bound, make_order
 from gateway.refusals import invalid_key, not_priced, out_of_scope, over_limit, unavailable
 from gateway.routing.route import Route
@@ -39,7 +40,7 @@ from gateway.tenants.principal import Principal
 from gateway.tenants.records import InvalidKey
 from gateway.tenants.service import Tenants
 from gateway.tokens.counter import PromptBound, PromptCounter
-from worker.protocol.errors import model_not_found
+from worker.protocol.errors import ApiError, model_not_found
 
 _FREE = Tariff(None, None)
 _OPEN_PATIENCE_S = 0.2
@@ -59,6 +60,7 @@ class Pipeline:
         relay: Relay,
         idempotency: Idempotency,
         secret_key: SecretKey,
+        observability: Observability,
         clock: Clock,
         keepalive_s: float,
     ) -> None:
@@ -70,6 +72,7 @@ class Pipeline:
         self._relay = relay
         self._idempotency = idempotency
         self._secret_key = secret_key
+        self._observability = observability
         self._keepalive_s = keepalive_s
         self._refusals = Sampler(clock)
 
@@ -79,13 +82,21 @@ class Pipeline:
         It must not be cancelled between admission and return, so the door watches for hang-ups only afterwards; all
         that it waits for is bounded by short time limits.
         """
-        principal = await self.authenticate(call.key)
-        ask = await call.read(principal)
-        if call.idempotency_key is not None:
-            return await self._run_once(call, ask, principal, checked_key(call.idempotency_key))
-        return await self._run(call, ask, principal)
+        observer = self._observability.begin(str(call.request_id), call.path, call.traceparent)
+        try:
+            principal = await self.authenticate(call.key)
+            ask = await call.read(principal)
+            if call.idempotency_key is not None:
+                return await self._run_once(call, ask, principal, checked_key(call.idempotency_key), observer)
+            return await self._run(call, ask, principal, observer)
+        except ApiError as error:
+            observer.refused(error.status, error.body.code)
+            raise
+        except BaseException as fault:
+            observer.refused(500, type(fault).__name__)
+            raise
 
-    async def _run(self, call: Call, ask: Ask, principal: Principal) -> Answer:
+    async def _run(self, call: Call, ask: Ask, principal: Principal, observer: Observer) -> Answer:
         plan = await self._plan(call, ask, principal)
         try:
             ticket = await self._admit(call, principal, plan.draft, plan.bound)
@@ -95,9 +106,9 @@ class Pipeline:
             ticket = await self._admit(call, principal, plan.draft, plan.bound, after=stale)
         ticket.reprice(plan.tariff_at(ticket.admitted_at))
         exchange = self._relay.open(plan.order, total_s=plan.route.timeout_s, checkpoint=ticket.checkpoint)
-        return Answer(call, plan, ticket, exchange, keepalive_s=self._keepalive_s, on_usage=self._compare)
+        return Answer(call, plan, ticket, exchange, observer, keepalive_s=self._keepalive_s, on_usage=self._compare)
 
-    async def _run_once(self, call: Call, ask: Ask, principal: Principal, key: str) -> Answerable:
+    async def _run_once(self, call: Call, ask: Ask, principal: Principal, key: str, observer: Observer) -> Answerable:
         """As ``_run``, unless a request with the same idempotency key came before: its answer is this one's, too."""
         route = await self._resolve(ask.model, principal)
         scope = await find_scope(self._secret_key, principal, call.path, key, ask.raw)
@@ -106,7 +117,8 @@ class Pipeline:
             streamed=ask.stream,
             timeout_s=route.timeout_s,
             keepalive_s=self._keepalive_s,
-            execute=partial(self._run, call, ask, principal),
+            execute=partial(self._run, call, ask, principal, observer),
+            observer=observer,
             admit_replay=partial(self._admit_replay, call, ask, principal),
             patience_s=_OPEN_PATIENCE_S if principal.redis_loss == "fail_open" else None,
         )
@@ -114,7 +126,7 @@ class Pipeline:
             return await self._idempotency.answer(scope, request)
         except RedisUnavailable as fault:
             if principal.redis_loss == "fail_open":
-                return await self._run(call, ask, principal)
+                return await self._run(call, ask, principal, observer)
             raise unavailable(fault.retry_after_s) from fault
 
     async def _admit_replay(self, call: Call, ask: Ask, principal: Principal) -> Ticket:

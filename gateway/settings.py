@@ -91,6 +91,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Longest silence of a backend in mid-stream."""
     keepalive_s: float = 10.0
     """A waiting stream gets a comment line this often, so that proxies do not cut it."""
+    metrics_token: str | None = None
+    """Bearer token that `/metrics` wants. Without it, only callers on this machine may read it. At least 16
+    characters."""
     drain_s: float = 8.0
     """On SIGTERM, how long running streams may go on before they are cut."""
 
@@ -104,6 +107,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.fleet_token is not None and not _TOKEN.fullmatch(self.fleet_token):
             raise ValueError(
                 "fleet_token must have at least 16 characters, all visible ASCII; make one with `openssl rand -hex 32`"
+            )
+        if self.metrics_token is not None and not _TOKEN.fullmatch(self.metrics_token):
+            raise ValueError(
+                "metrics_token must have at least 16 characters, all visible ASCII; try `openssl rand -hex 32`"
             )
         if self.secret_key is not None and len(self.secret_key) < SECRET_KEY_LENGTH:
             raise ValueError(

@@ -27,20 +27,21 @@ GATEWAY_ROOMS = {
     "translation": {"ask"},
     "tokens": {"routing", "ask"},
     "backends": {"routing", "billing", "ask", "translation"},
-    "idempotency": {"admission", "tenants", "billing"},
+    "idempotency": {"admission", "tenants", "billing", "observability"},
     "verify": {"admission", "billing", "tenants", "db"},
+    "observability": {"billing"},
     "ask": {"tenants"},
     "refusals": {"admission", "billing"},
     "order": {"ask", "tenants", "admission", "billing", "routing", "backends", "tokens"},
-    "answer": {"ask", "order", "admission", "billing", "backends"},
-    "pipeline": {"ask", "refusals", "order", "answer"}
+    "answer": {"ask", "order", "admission", "billing", "backends", "observability"},
+    "pipeline": {"ask", "refusals", "order", "answer", "observability"}
     | {"tenants", "admission", "billing", "routing", "tokens", "backends", "idempotency", "db"},
     "responses": {"ask", "translation", "db", "tenants"},
-    "http": {"pipeline", "ask", "answer", "translation", "responses"}
+    "http": {"pipeline", "ask", "answer", "translation", "responses", "observability"}
     | {"tenants", "billing", "routing", "backends", "tokens", "admission", "db"},
     "local": {"cli", "tenants", "billing", "db", "admission", "routing"},
     "cli": {"app", "local", "backends", "tenants", "billing", "db", "admission", "routing", "verify"},
-    "app": {"http", "pipeline", "responses"}
+    "app": {"http", "pipeline", "responses", "observability"}
     | {"tenants", "admission", "billing", "routing", "tokens", "backends", "idempotency", "db"},
 }
 PLAIN_MODULES = {"settings", "clock", "ids", "telemetry", "redis_url", "secret_key", "answerable", "apis"}

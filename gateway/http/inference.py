@@ -129,6 +129,7 @@ class Inference:
                         self._reader(client, door),
                         path=scope["path"],
                         idempotency_key=client.header(b"idempotency-key"),
+                        traceparent=client.header(b"traceparent"),
                     )
                 )
             )

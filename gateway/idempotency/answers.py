@@ -19,6 +19,7 @@ from gateway.idempotency.reading import Reading, Unreadable
 from gateway.idempotency.scope import Scope
 from gateway.idempotency.share import Share
 from gateway.idempotency.store import Lost
+from gateway.observability.observer import Observer
 from worker.protocol.errors import ApiError, overloaded, server_error
 
 REPLAYED = "idempotent-replayed"
@@ -40,6 +41,7 @@ class Request:
     """Admit it and send it to a backend. Raises ApiError."""
     admit_replay: Callable[[], Awaitable[Ticket]]
     """Admit it as a replay, which reserves nothing and is charged nothing. Raises ApiError."""
+    observer: Observer
     patience_s: float | None = None
     """How long Redis may take to say who runs; None: as long as its client lets it."""
 
@@ -260,10 +262,23 @@ class Replay:
 
     def _settle(self, status: Status, error_code: str | None = None) -> None:
         """Settle the replay, if it was admitted; once."""
-        ticket = self._ticket
-        if ticket is None or ticket.event is not None:
+        ticket, observer = self._ticket, self._request.observer
+        if ticket is None:
+            if self._own is None:
+                observer.refused(499 if status == "aborted" else 503, error_code)
+            return
+        if ticket.event is not None:
             return
         ticket.settle(status, TokenUsage(), attempts=0, error_code=error_code)
+        observer.settled(
+            ticket.draft.route,
+            ticket.draft.api,
+            status,
+            TokenUsage(),
+            error_code=error_code,
+            charged_nano_usd=ticket.charged_nano_usd,
+            total_s=ticket.age_s,
+        )
         _log.info(
             "request",
             request_id=str(ticket.request_id),

@@ -21,6 +21,8 @@ from gateway.idempotency.service import MAX_WAITING, Idempotency
 from gateway.idempotency.store import Rules, Store
 from gateway.ids import uuid7
 from gateway.local.services import EmbeddedRedis
+from gateway.observability.metrics import Metrics
+from gateway.observability.observer import Observer
 from gateway.tenants.principal import Principal
 from tests.gateway.admission.support import DRAFT, Ledger, admission
 from tests.gateway.idempotency.support import connect, eventually, room, scope, tenant
@@ -79,7 +81,9 @@ class Caller:
         self.ran = 0
         self.ticket: Ticket | None = None
         self.refusal: ApiError | None = None
-        self.request = Request(self.id, streamed, timeout_s, 30.0, self._execute, self._admit_replay)
+        self.request = Request(
+            self.id, streamed, timeout_s, 30.0, self._execute, self._admit_replay, Observer(Metrics(), None)
+        )
         self._gate, self._principal = gate, principal
 
     async def _execute(self) -> Answerable:
