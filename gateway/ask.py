@@ -60,6 +60,8 @@ class Ask:
     api: Api = "chat_completions"
     chat: Body | None = None
     """The same request as a chat completion, if it can be told as one."""
+    not_chat: str = ""
+    """Why it cannot, as a clause that follows "the request"."""
     inputs: tuple[bytes, ...] = ()
     """Of what is no chat, the JSON of each prompt: a text, or a list of token ids. The context holds for each."""
     from_chat: Callable[[], Translator] | None = None

@@ -41,6 +41,8 @@ def make_order(
     Raises ApiError (400) for a cap, or a prompt, that route or key does not allow.
     """
     output = _output_cap(ask, route, principal, prompt)
+    # A server that is only to echo the prompt may draw a token nevertheless, and tell it: vLLM does.
+    output_tokens = 0 if output is None else max(output, 1) * ask.choices
     order = Order(
         request_id=str(call.request_id),
         model=route.name,
@@ -56,12 +58,14 @@ def make_order(
         weight=principal.weight,
         prompt_bytes=ask.size,
         prompt_tokens=prompt.tokens if prompt.counted_by is not None else None,
-        output_tokens=(output or 0) * ask.choices,
+        output_tokens=output_tokens,
+        prompts=len(ask.inputs) or 1,
         api=ask.api,
         chat=ask.chat,
+        not_chat=ask.not_chat,
         from_chat=ask.from_chat,
     )
-    return order, (output or 0) * ask.choices
+    return order, output_tokens
 
 
 def make_bound(tariff: Tariff, prompt: PromptBound, output: int) -> Bound:
@@ -76,7 +80,7 @@ def _output_cap(ask: Ask, route: Route, principal: Principal, prompt: PromptBoun
     """Most tokens of output of one choice; None: there is none to be capped. Raises ApiError (400)."""
     if ask.api == "embeddings":
         most_context = principal.max_context_tokens
-        if most_context is not None and prompt.tokens > most_context:
+        if most_context is not None and prompt.longest > most_context:
             raise _context_of_key_exceeded(ask, most_context, prompt, 0)
         return None
     most, whose = route.max_output_tokens, "this model gives"
@@ -88,7 +92,7 @@ def _output_cap(ask: Ask, route: Route, principal: Principal, prompt: PromptBoun
         raise bad_request(f"'{field}' is {cap}, but {whose} at most {most} tokens of output.", param=field)
     if principal.max_context_tokens is None:
         return min(_default_output(ask, route), most) if cap is None else cap
-    room = principal.max_context_tokens - prompt.tokens
+    room = principal.max_context_tokens - prompt.longest
     if room < (cap or 1):
         raise _context_of_key_exceeded(ask, principal.max_context_tokens, prompt, room)
     return min(_default_output(ask, route), most, room) if cap is None else cap
@@ -100,8 +104,9 @@ def _default_output(ask: Ask, route: Route) -> int:
 
 
 def _context_of_key_exceeded(ask: Ask, most: int, prompt: PromptBound, room: int) -> ApiError:
-    size = f"{'' if prompt.counted_by is not None else 'up to '}{prompt.tokens} tokens"
-    message = f"This API key may use {most} tokens of prompt and output together, and the prompt has {size}."
+    size = f"{'' if prompt.counted_by is not None else 'up to '}{prompt.longest} tokens"
+    whose = "the prompt" if len(ask.inputs) < 2 else "the longest prompt"
+    message = f"This API key may use {most} tokens of prompt and output together, and {whose} has {size}."
     if room < 1 or ask.max_output_tokens is None:
         return context_length_exceeded(f"{message} Shorten the {ask.prompt_field}.", param=ask.prompt_field)
     field = ask.cap_field

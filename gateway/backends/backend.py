@@ -15,6 +15,7 @@ from gateway.ask import Body, Translator
 from gateway.backends.faults import BackendFault
 from gateway.billing.usage import TokenUsage
 from gateway.routing.route import Endpoint, Target
+from worker.protocol.errors import bad_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +46,28 @@ class Order:
     """Counted tokens of the prompt; None: nobody counted them."""
     output_tokens: int | None = None
     """The output cap over all choices: no estimate is above it, as none is above the context. None: nobody set one."""
+    prompts: int = 1
+    """How many there are; the context holds for each."""
     weight: float = 1.0
     """The tenant's share of a worker beside others'; above 0."""
     api: Api = "chat_completions"
     chat: Body | None = None
     """The request as a chat completion; ``body`` itself where it is one. None: it cannot be told as one."""
+    not_chat: str = ""
+    """Why it cannot, as a clause that follows "the request"."""
     from_chat: Callable[[], Translator] | None = None
     """Makes what turns a chat completion's answer into ``api``'s; None: ``api`` words its answers so itself."""
     traceparent: str | None = None
     """W3C trace context to hand on."""
+
+    def words(self) -> Body:
+        """The request as it is put to servers that speak OpenAI's APIs. Raises ApiError (400) if it cannot be."""
+        if self.chat is not None:
+            return self.chat
+        if self.api in ("responses", "messages"):
+            why = f"The request {self.not_chat or 'cannot be told as a chat completion'}."
+            raise bad_request(f"{why} The backends of this model cannot do that: leave it out, or ask another model.")
+        return self.body
 
 
 @dataclass(frozen=True, slots=True)

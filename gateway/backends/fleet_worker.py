@@ -50,7 +50,7 @@ class FleetWorker:
             sent[headers.CLAMP_OUTPUT] = "1"
         if order.traceparent is not None:
             sent["traceparent"] = order.traceparent
-        body = (order.body if order.chat is None else order.chat) | {"model": msgspec.Raw(msgspec.json.encode(model))}
+        body = order.words() | {"model": msgspec.Raw(msgspec.json.encode(model))}
         if order.clamp_output and order.output_cap is not None:
             body["max_tokens"] = msgspec.Raw(b"%d" % order.output_cap)
         return Outgoing(endpoint.base_url + PATHS[order.api], sent, msgspec.json.encode(body))
