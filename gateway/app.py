@@ -17,7 +17,8 @@ from sqlalchemy import text
 from gateway.admission.redis import create_redis
 from gateway.admission.wiring import create_admission
 from gateway.backends.fleet_worker import FleetWorker
-from gateway.backends.relay import Relay, TimeLimits
+from gateway.backends.relay import Relay
+from gateway.backends.time_limits import TimeLimits
 from gateway.backends.transport import Transport
 from gateway.billing.alerts import Alerts
 from gateway.billing.dead import DeadEvents

@@ -1,7 +1,7 @@
 """HTTP to backends: the one place that knows which client library is used.
 
 No limit on connections, so that a dead backend hangs nobody else; no cookies, no redirects, no proxies from the
-environment, no decompression. Every failure comes out as a BackendFault.
+environment. What a backend compressed is undone here, piece by piece. Every failure comes out as a BackendFault.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import aiohttp
 from yarl import URL
 
 from gateway.backends import faults
+from gateway.backends.decompression import PIECE, BadCoding, decompressor
 
+READ_AHEAD = 64 * 1024
+"""Bytes: a reply of which twice as much waits to be read is not read from its socket, so that the backend must wait."""
 IDLE_CONNECTION_S = 3.0
 """Shorter than the 5 s after which uvicorn closes an idle connection, so that we seldom write into a closing one."""
 
@@ -26,18 +29,38 @@ class Reply:
         self._response = response
         self.status = response.status
         self.media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        self._decompressor = decompressor(response.headers.getall("content-encoding", []))
 
     def header(self, name: str) -> str | None:
         return self._response.headers.get(name)
 
     async def read_some(self) -> bytes:
-        """The next bytes of the body as they come; empty at its end. Cancelling it loses no bytes.
+        """The next bytes of the body as they come, some ``PIECE`` at most; empty at its end. Cancelling it loses none.
 
-        Raises BackendFault when the body was cut.
+        Raises BackendFault when the body was cut, or is not what its content coding says.
         """
+        unpacking = self._decompressor
         try:
-            return await self._response.content.readany()
+            if unpacking is None:
+                return await self._read()
+            while not (piece := unpacking.take()):
+                packed = await self._read()
+                if not packed:
+                    unpacking.end()
+                    return b""
+                unpacking.feed(packed)
+            return piece
+        except BadCoding as fault:
+            raise faults.malformed(str(fault)) from fault
+
+    async def _read(self) -> bytes:
+        content = self._response.content
+        try:
+            return await content.read(PIECE)
         except (aiohttp.ClientError, OSError) as fault:
+            # What came before a cut counts, as the error by which a backend explains it. aiohttp would drop it.
+            if came := content._read_nowait(PIECE):
+                return came
             raise faults.disconnected() from fault
 
     async def read_limited(self, limit: int) -> bytes | None:
@@ -79,6 +102,7 @@ class Transport:
             auto_decompress=False,
             skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
             trust_env=False,
+            read_bufsize=READ_AHEAD,
         )
         return self
 
@@ -90,7 +114,10 @@ class Transport:
             self._session = None
 
     async def post(self, url: str, *, headers: Mapping[str, str], body: bytes, connect_s: float) -> Reply:
-        """Send ``body``; return when the head of the answer is here. Raises BackendFault."""
+        """Send ``body``; return when the head of the answer is here. Raises BackendFault.
+
+        ``connect_s`` is the limit for a connection: look-up of the name, TCP and TLS.
+        """
         return await self._request("POST", url, headers, body, connect_s)
 
     async def get(self, url: str, *, headers: Mapping[str, str], connect_s: float) -> Reply:
@@ -124,7 +151,7 @@ class Transport:
     def _timeout(self, connect_s: float) -> aiohttp.ClientTimeout:
         timeout = self._timeouts.get(connect_s)
         if timeout is None:
-            timeout = self._timeouts[connect_s] = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
+            timeout = self._timeouts[connect_s] = aiohttp.ClientTimeout(total=None, connect=connect_s)
         return timeout
 
     def _url(self, text: str) -> URL:

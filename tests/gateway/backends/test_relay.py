@@ -14,7 +14,8 @@ import pytest
 from gateway.backends.backend import Order
 from gateway.backends.faults import BackendError, BackendFault
 from gateway.backends.fleet_worker import FleetWorker
-from gateway.backends.relay import Exchange, Relay, TimeLimits
+from gateway.backends.relay import Exchange, Relay
+from gateway.backends.time_limits import TimeLimits
 from gateway.backends.transport import Transport
 from gateway.billing.usage import TokenUsage
 from gateway.clock import SystemClock
