@@ -1,0 +1,75 @@
+"""What is kept of a response: itself, and the conversation that it was made of, whole.
+
+Each keeps all of it, not a link to the one before: whatever becomes of that one, and however long the conversation, one
+row is read. A conversation is a list of items as the Responses API words them, each with an id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+_PREFIXES: Final = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+class Stored(msgspec.Struct):
+    response: msgspec.Raw
+    items: list[msgspec.Raw]
+    """All that went into it, oldest first."""
+
+    def conversation(self) -> list[msgspec.Raw]:
+        """What a response that follows is to build upon."""
+        output = _answer_decoder.decode(self.response).output
+        return [*self.items, *output]
+
+
+class _Answer(msgspec.Struct):
+    output: list[msgspec.Raw]
+
+
+_answer_decoder = msgspec.json.Decoder(_Answer)
+_item_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def listed(items: Sequence[msgspec.Raw], hex_id: str) -> list[msgspec.Raw]:
+    """Input items as the API lists them: each with type and id, messages with a status and a list of parts.
+
+    ``hex_id``: of the response; the ids that are missing are made of it. The items were read before.
+    """
+    return [_listed(item, f"{hex_id}i{index:04x}") for index, item in enumerate(items)]
+
+
+def id_of(item: msgspec.Raw) -> str:
+    return _identified_decoder.decode(item).id
+
+
+class _Identified(msgspec.Struct):
+    id: str
+
+
+_identified_decoder = msgspec.json.Decoder(_Identified)
+
+
+def _listed(raw: msgspec.Raw, name: str) -> msgspec.Raw:
+    item: dict[str, Any] = dict(_item_decoder.decode(raw))
+    kind = _text(item.get("type")) or "message"
+    item["type"] = kind
+    if _text(item.get("id")) is None:
+        item["id"] = f"{_PREFIXES.get(kind, 'item')}_{name}"
+    if kind == "message":
+        item.setdefault("status", "completed")
+        content = _text(item.get("content"))
+        if content is not None:
+            said = _text(item.get("role")) == "assistant"
+            part: dict[str, Any] = {"type": "output_text" if said else "input_text", "text": content}
+            item["content"] = [part | ({"annotations": []} if said else {})]
+    return msgspec.Raw(msgspec.json.encode(item))
+
+
+def _text(value: msgspec.Raw | None) -> str | None:
+    """The text that it is, if it is one."""
+    if value is None or not bytes(value).startswith(b'"'):
+        return None
+    return msgspec.json.decode(value, type=str)

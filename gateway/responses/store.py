@@ -1,0 +1,103 @@
+"""Stored responses in Postgres: a tenant's own, sealed by the deployment's secret key, until they expire."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Final
+from uuid import UUID
+
+import msgspec
+import structlog
+from sqlalchemy import delete, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.clock import Clock
+from gateway.db.engine import DatabaseUnavailable, tenant_transaction, transaction
+from gateway.db.tables import stored_responses
+from gateway.responses.conversation import Stored
+from gateway.secret_key import SealBroken, SecretKey
+from gateway.tenants.principal import Principal
+
+MOST_BYTES = 8 * 1024 * 1024
+"""Larger responses, with the conversation that they were made of, are not kept."""
+PURPOSE: Final = "response"
+_ID = re.compile(r"resp_[0-9a-f]{32}")
+_log = structlog.get_logger(__name__)
+_decoder = msgspec.json.Decoder(Stored)
+
+
+class ResponseStore:
+    def __init__(self, engine: AsyncEngine, secret_key: SecretKey, clock: Clock, *, keep_days: int) -> None:
+        """``keep_days``: how long a response can be found; 0: none is kept."""
+        self._engine = engine
+        self._secret_key = secret_key
+        self._clock = clock
+        self._keep_days = keep_days
+
+    @property
+    def keeps(self) -> bool:
+        return self._keep_days > 0
+
+    async def put(self, principal: Principal, response_id: str, stored: Stored) -> bool:
+        """Keep it, if it can be; whether it was. Raises nothing."""
+        value = msgspec.json.encode(stored)
+        if not self.keeps or len(value) > MOST_BYTES:
+            _log.info("response_not_stored", response_id=response_id, reason="too_large", bytes=len(value))
+            return False
+        now = self._clock.now()
+        row = {
+            "tenant_id": principal.tenant_id,
+            "id": response_id,
+            "project_id": principal.project_id,
+            "sealed": self._secret_key.seal(PURPOSE, value, context=_context(principal.tenant_id, response_id)),
+            "created_at": now,
+            "expires_at": now + timedelta(days=self._keep_days),
+        }
+        try:
+            async with transaction(self._engine) as connection:
+                await connection.execute(insert(stored_responses).values(row).on_conflict_do_nothing())
+        except DatabaseUnavailable as fault:
+            _log.warning("response_not_stored", response_id=response_id, reason="database_away", error=str(fault))
+            return False
+        except Exception:
+            # Whatever it is, it must not cost the client an answer that is complete and paid.
+            _log.exception("response_not_stored", response_id=response_id, reason="fault")
+            return False
+        return True
+
+    async def get(self, tenant_id: UUID, response_id: str) -> Stored | None:
+        """None for one that is not there, expired, or another tenant's. Raises DatabaseUnavailable."""
+        if not _ID.fullmatch(response_id):
+            return None
+        wanted = select(stored_responses.c.sealed).where(
+            stored_responses.c.tenant_id == tenant_id,
+            stored_responses.c.id == response_id,
+            stored_responses.c.expires_at > self._clock.now(),
+        )
+        async with tenant_transaction(self._engine, tenant_id) as connection:
+            sealed = await connection.scalar(wanted)
+        if sealed is None:
+            return None
+        try:
+            return _decoder.decode(self._secret_key.unseal(PURPOSE, sealed, context=_context(tenant_id, response_id)))
+        except (SealBroken, msgspec.DecodeError) as fault:
+            _log.warning("stored_response_unreadable", response_id=response_id, error=str(fault))
+            return None
+
+    async def delete(self, tenant_id: UUID, response_id: str) -> bool:
+        """Whether there was one. Raises DatabaseUnavailable."""
+        if not _ID.fullmatch(response_id):
+            return False
+        unwanted = delete(stored_responses).where(
+            stored_responses.c.tenant_id == tenant_id,
+            stored_responses.c.id == response_id,
+            stored_responses.c.expires_at > self._clock.now(),
+        )
+        async with transaction(self._engine) as connection:
+            return (await connection.execute(unwanted)).rowcount > 0
+
+
+def _context(tenant_id: UUID, response_id: str) -> bytes:
+    return tenant_id.bytes + response_id.encode()

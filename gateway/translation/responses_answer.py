@@ -1,0 +1,290 @@
+"""A chat completion's answer as a response, whole or as the events of a stream; both are made by the same steps.
+
+Reference: https://developers.openai.com/api/reference/resources/responses/streaming-events
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from gateway.ask import Body, Untranslatable
+from gateway.translation.responses_fields import NULL
+from gateway.translation.responses_output import FunctionCall, Message, Reasoning
+
+EVENT_PREFIX: Final = b'{"type":"'
+"""With it begins each event; what follows, up to a quotation mark, is its type."""
+LAST_EVENTS: Final = frozenset(("response.completed", "response.incomplete"))
+_UNFINISHED: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Finish reasons of an answer that is not complete, and what the Responses API calls them."""
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: Any = None
+
+
+class _Call(msgspec.Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _TextPart(msgspec.Struct):
+    type: str = ""
+    text: str | None = None
+
+
+class _Said(msgspec.Struct):
+    """A message, or what a chunk adds to it."""
+
+    content: str | list[_TextPart] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] | None = None
+    function_call: _Function | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[msgspec.Raw] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: _Said | None = None
+    message: _Said | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+
+
+class _Completion(msgspec.Struct):
+    """A chat completion, or a chunk of one."""
+
+    choices: list[_Choice] | None = None
+    usage: dict[str, Any] | None = None
+    service_tier: msgspec.Raw = NULL
+
+
+_decoder = msgspec.json.Decoder(_Completion)
+_Text = TypeVar("_Text", Message, Reasoning)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a response says beside its output."""
+
+    hex_id: str
+    """32 hex digits, of which all its ids are made."""
+    model: str
+    """As it was asked for."""
+    created_at: int
+    """Unix seconds."""
+    echo: Body
+    """Fields of the request that it repeats."""
+
+    @property
+    def id(self) -> str:
+        return response_id(self.hex_id)
+
+
+def response_id(hex_id: str) -> str:
+    return f"resp_{hex_id}"
+
+
+class ResponsesAnswer:
+    """A ``Translator``."""
+
+    def __init__(self, frame: Frame, now: Callable[[], int]) -> None:
+        """``now``: Unix seconds."""
+        self._frame = frame
+        self._now = now
+        self._events: list[bytes] = []
+        self._sequence = 0
+        self._begun = False
+        self._items: list[Message | Reasoning | FunctionCall] = []
+        self._calls: dict[int, FunctionCall] = {}
+        self._finish: str | None = None
+        self._usage: dict[str, Any] | None = None
+        self._tier = NULL
+
+    def event(self, data: bytes) -> list[bytes]:
+        self._take(data)
+        return self._emitted()
+
+    def end(self) -> list[bytes]:
+        self._end()
+        return self._emitted()
+
+    def whole(self, body: bytes) -> bytes:
+        self._take(body)
+        self._end()
+        return msgspec.json.encode(self._response(self._status()))
+
+    def _take(self, data: bytes) -> None:
+        try:
+            chunk = _decoder.decode(data)
+        except (msgspec.DecodeError, RecursionError) as fault:
+            raise Untranslatable(f"is not a chat completion ({fault})") from fault
+        if chunk.usage is not None:
+            self._usage = _usage(chunk.usage)
+        if chunk.service_tier != NULL:
+            self._tier = chunk.service_tier
+        for choice in chunk.choices or ():
+            if choice.index == 0:
+                self._begin()
+                self._grow(choice)
+                self._finish = choice.finish_reason or self._finish
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            for kind in ("response.created", "response.in_progress"):
+                self._emit(kind, {"response": self._response("in_progress")})
+
+    def _grow(self, choice: _Choice) -> None:
+        said = choice.delta or choice.message
+        if said is None:
+            return
+        if thought := said.reasoning_content or said.reasoning:
+            self._open(Reasoning).think(thought)
+        content, logprobs = said.content, (choice.logprobs.content if choice.logprobs else None) or []
+        if isinstance(content, list):
+            content = "".join(part.text or "" for part in content)
+        if content or (logprobs and not said.refusal):
+            self._open(Message).say(content or "", logprobs)
+        if said.refusal:
+            self._open(Message).refuse(said.refusal)
+        for call in said.tool_calls or ():
+            self._call(call)
+        if said.function_call is not None:
+            self._call(_Call(index=0, function=said.function_call))
+
+    def _open(self, kind: type[_Text]) -> _Text:
+        """The item that grows, if it is of that kind; else a new one. Calls stay open beside it."""
+        last = self._items[-1] if self._items else None
+        if isinstance(last, kind):
+            return last
+        self._close_text()
+        item = kind(self._frame.hex_id, len(self._items), self._emit)
+        self._items.append(item)
+        return item
+
+    def _close_text(self) -> None:
+        if self._items and not isinstance(self._items[-1], FunctionCall):
+            self._items[-1].end("completed")
+
+    def _call(self, call: _Call) -> None:
+        """Pieces of several calls may come in turn, so that each stays open until the end."""
+        index = call.index
+        if index is None:  # as servers leave it out: a new call bears an id, what goes on does not
+            index = len(self._calls) if call.id or not self._calls else len(self._calls) - 1
+        function = call.function or _Function()
+        item = self._calls.get(index)
+        if item is None:
+            if not function.name:
+                raise Untranslatable("calls a function without a name")
+            self._close_text()
+            item = FunctionCall(self._frame.hex_id, len(self._items), self._emit, call.id, function.name)
+            self._items.append(item)
+            self._calls[index] = item
+        arguments = function.arguments
+        if arguments is not None and not isinstance(arguments, str):
+            arguments = msgspec.json.encode(arguments).decode()
+        item.grow(arguments or "")
+
+    def _end(self) -> None:
+        if not self._begun:
+            raise Untranslatable("has no choice")
+        if not self._items:
+            self._open(Message).say("", [])
+        incomplete = self._finish in _UNFINISHED
+        for item in self._items:
+            item.end("incomplete" if incomplete and item is self._items[-1] else "completed")
+        status = self._status()
+        self._emit(f"response.{status}", {"response": self._response(status)})
+
+    def _status(self) -> str:
+        return "incomplete" if self._finish in _UNFINISHED else "completed"
+
+    def _response(self, status: str) -> dict[str, Any]:
+        frame, done = self._frame, status != "in_progress"
+        reason = _UNFINISHED.get(self._finish or "") if done else None
+        response: dict[str, Any] = {
+            "id": frame.id,
+            "object": "response",
+            "created_at": frame.created_at,
+            "status": status,
+            "background": False,
+            "completed_at": self._now() if status == "completed" else None,
+            "error": None,
+            "incomplete_details": {"reason": reason} if reason is not None else None,
+            **_DEFAULTS,
+            **frame.echo,
+            "model": frame.model,
+            "output": [item.value() for item in self._items] if done else [],
+            "usage": self._usage if done else None,
+        }
+        if self._tier != NULL:
+            response["service_tier"] = self._tier
+        return response
+
+    def _emit(self, kind: str, said: dict[str, Any]) -> None:
+        self._events.append(msgspec.json.encode({"type": kind, "sequence_number": self._sequence, **said}))
+        self._sequence += 1
+
+    def _emitted(self) -> list[bytes]:
+        events, self._events = self._events, []
+        return events
+
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": None,
+    "store": True,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+    "metadata": {},
+}
+"""What a response says of fields that the request leaves out."""
+
+
+def _usage(told: dict[str, Any]) -> dict[str, Any]:
+    inputs, outputs = _count(told, "prompt_tokens"), _count(told, "completion_tokens")
+    read, made = _details(told, "prompt_tokens_details"), _details(told, "completion_tokens_details")
+    return {
+        "input_tokens": inputs,
+        "input_tokens_details": {
+            "cached_tokens": _count(read, "cached_tokens"),
+            "cache_write_tokens": _count(read, "cache_write_tokens"),
+        },
+        "output_tokens": outputs,
+        "output_tokens_details": {"reasoning_tokens": _count(made, "reasoning_tokens")},
+        "total_tokens": _count(told, "total_tokens") or inputs + outputs,
+    }
+
+
+def _details(told: dict[str, Any], field: str) -> dict[str, Any]:
+    found = told.get(field)
+    return found if isinstance(found, dict) else {}
+
+
+def _count(told: dict[str, Any], field: str) -> int:
+    found = told.get(field)
+    return found if type(found) is int and found >= 0 else 0
