@@ -16,6 +16,7 @@ from gateway.backends.relay import Exchange
 from gateway.billing.usage import Status, TokenUsage, usd_text
 from gateway.observability.observer import Observer
 from gateway.order import Plan
+from worker.protocol.errors import ApiError
 
 _log = structlog.get_logger("gateway.request")
 
@@ -96,6 +97,9 @@ class Answer:
         except BackendFault as fault:
             self._settle("failed", fault.code, error_status=fault.status)
             raise fault.error() from fault
+        except ApiError as error:  # no backend can be asked this
+            self._settle("failed", error.body.code or error.body.type, error_status=error.status)
+            raise
         if self.complete:
             self._settle("ok")
         return found

@@ -64,7 +64,8 @@ def anthropic_usage(reported: object, before: TokenUsage = _NOTHING) -> TokenUsa
         ]
         written = None if kinds == [None, None] else min(sum(filter(None, kinds)), MAX_TOKENS)
     completion = _first(reported, ("output_tokens",))
-    if fresh is cached is written is completion is None:
+    reasoning = _first(reported, ("output_tokens_details", "thinking_tokens"))
+    if fresh is cached is written is completion is reasoning is None:
         return before
     fresh = _or(fresh, max(before.prompt_tokens - before.cached_tokens - before.cache_write_tokens, 0))
     cached, written = _or(cached, before.cached_tokens), _or(written, before.cache_write_tokens)
@@ -74,7 +75,7 @@ def anthropic_usage(reported: object, before: TokenUsage = _NOTHING) -> TokenUsa
         cached=cached,
         written=written,
         completion=_or(completion, before.completion_tokens),
-        reasoning=before.reasoning_tokens,
+        reasoning=_or(reasoning, before.reasoning_tokens),
     )
 
 
