@@ -26,6 +26,8 @@ class Brand:
     """Those it obeys in a chat completion; a cap in another one is moved."""
     usage_on_request: bool = True
     """Whether it takes ``stream_options.include_usage``."""
+    ends_with_done: bool = True
+    """Whether each of its streams has ``[DONE]`` at its end, so that one without it was cut."""
     probe_path: str = "/v1/models"
     """After the base URL: a GET that costs nothing."""
     key_header: str = "authorization"
@@ -52,6 +54,6 @@ BRANDS: Final[Mapping[str, Brand]] = MappingProxyType(
         "google": Brand(family="openai", prefix="", probe_path="/models"),
         "anthropic": Brand(family="anthropic", key_header="x-api-key", key_scheme=""),
         # Nothing is taken for granted but what all of them know.
-        "generic": Brand(family="openai", cap_fields=frozenset(("max_tokens",))),
+        "generic": Brand(family="openai", cap_fields=frozenset(("max_tokens",)), ends_with_done=False),
     }
 )

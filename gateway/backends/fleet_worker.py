@@ -61,7 +61,8 @@ class FleetWorker:
         return EventReader(order, meter=_metered, translator=order.from_chat() if order.from_chat else None)
 
     def refusal(self, endpoint: Endpoint, status: int, body: bytes | None, retry_after: str | None) -> BackendFault:
-        return openai_errors.refusal(status, body, retry_after)
+        # All workers know the same token and the same models.
+        return openai_errors.refusal(status, body, retry_after, elsewhere=False)
 
     def probe(self, endpoint: Endpoint) -> tuple[str, dict[str, str]]:
         return endpoint.base_url + "/health", {}

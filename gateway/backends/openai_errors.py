@@ -1,74 +1,166 @@
-"""Errors in OpenAI's shape, as an answer's status and body or as an event in a stream."""
+"""Errors of servers that are compatible with OpenAI's API, as an answer's status and body or as an event in a stream.
+
+They come in several shapes::
+
+    {"error": {"message", "type", "param", "code"}}          OpenAI, vLLM, llama.cpp (whose code is the HTTP status)
+    {"object": "error", "message", "type", "param", "code"}  SGLang, TensorRT-LLM, vLLM before 0.10
+    {"error": "text"}                                        vLLM's and SGLang's missing key; Ollama's own API
+    [{"error": {"code", "message", "status"}}]               Google
+    {"detail": "text"}, {"detail": [{"loc", "msg"}]}         FastAPI before a server's own handlers
+
+Reference: https://platform.openai.com/docs/guides/error-codes; the stand-ins of the tests say where each is from.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
 
 import msgspec
 
 from gateway.backends.faults import BackendError, BackendFault
-from worker.protocol.errors import ErrorBody
+from gateway.backends.retry_after import passable, retry_after_s
+from worker.protocol.errors import ErrorBody, ErrorEnvelope
 
+LONGEST_BODY = 64 * 1024
+LONGEST_MESSAGE = 4096
 WORTH_ANOTHER_TRY = frozenset({408, 429})
-NOT_FOR_THE_CLIENT = frozenset({401, 403, 404, 405, 407, 408})
-"""Refusals that say something about gateway and backend, not about the request."""
-_PASSING = frozenset({"engine_overloaded", "worker_stopping"})
-"""Codes of error events that a repetition in a moment may well not meet again: for the client a 503."""
-_RETRY_AFTER = re.compile(r"[\x20-\x7e]{1,64}")
-_SECONDS = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,3})?")
+NO_ACCESS = frozenset({401, 402, 403, 407})
+"""The backend does not take our key, or it is not paid for."""
+NOT_THERE = frozenset({404, 405})
+"""The backend has no such model, or its address is wrong."""
+_THE_REQUESTS = frozenset({400, 413, 422})
+"""Those that speak of the request also where they are in no shape of OpenAI's."""
+
+STATUS_BY_NAME: Final[Mapping[str, int]] = {
+    name: status
+    for status, names in {
+        400: "invalid_request_error bad_request badrequesterror context_length_exceeded exceed_context_size_error "
+        "invalid_argument failed_precondition content_policy_violation invalid_prompt",
+        401: "invalid_api_key authentication_error unauthenticated unauthorized api_key_invalid",
+        402: "insufficient_quota billing_hard_limit_reached billing_not_active payment_required",
+        403: "permission_error permission_denied forbidden",
+        404: "model_not_found not_found_error notfounderror not_found",
+        429: "rate_limit_exceeded rate_limit_error resource_exhausted too_many_requests toomanyrequests",
+        503: "engine_overloaded worker_stopping overloaded_error unavailable unavailable_error "
+        "service_unavailable serviceunavailableerror server_overloaded",
+        504: "deadline_exceeded timeout timeout_error",
+    }.items()
+    for name in names.split()
+}
+"""What a ``code``, ``type`` or ``status`` that is a word says; a repetition in a moment may well not meet a 503."""
+_LIKE_A_SECRET = re.compile(rb"\b(?:sk-|org-|proj_|AIza|hf_|nvapi-)[A-Za-z0-9*_-]{8,}")
+_UNCLEAN = re.compile(r"[^A-Za-z0-9_.:-]+")
 
 
-def error_of_event(data: bytes) -> BackendError | None:
-    """The fault that an event tells, if it tells one. An integer ``code`` is an HTTP status, as some servers use it."""
-    try:
-        event = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a backend says went wrong."""
+
+    message: str | None
+    type: str | None = None
+    param: str | None = None
+    code: str | None = None
+    status: int | None = None
+    """The HTTP status that it names or means."""
+    body: bytes | None = None
+    """The error in OpenAI's shape, if it came so."""
+
+    @property
+    def name(self) -> str:
+        """For the usage row: printable, without spaces."""
+        return _UNCLEAN.sub("_", self.code or self.type or "")[:64].strip("_") or "backend_error"
+
+
+def error_of_event(data: bytes, *, named: bool = False, secrets: Iterable[str] = ()) -> BackendFault | None:
+    """The fault that an event, or the body of an answer of status 200, tells, if it tells one.
+
+    ``named``: the event calls itself an error, so any words may tell it.
+    """
+    told = _told(data, refused=named)
+    if told is None:
         return None
-    error = event.get("error") if isinstance(event, dict) else None
-    if not isinstance(error, dict):
-        return None
-    code = error.get("code")
-    if type(code) is int and 400 <= code < 600:
-        status = code
-    else:
-        status = 503 if isinstance(code, str) and code in _PASSING else 502
-    client_fault = status < 500 and status not in WORTH_ANOTHER_TRY
+    status = told.status or 502
+    return _fault(status, told, "1" if status == 503 else None, None, elsewhere=True, secrets=secrets)
+
+
+def refusal(
+    status: int,
+    body: bytes | None,
+    retry_after: str | None,
+    *,
+    now: datetime | None = None,
+    elsewhere: bool = True,
+    secrets: Iterable[str] = (),
+) -> BackendFault:
+    """What an answer with a status other than 200 means.
+
+    ``now``: what a date in ``retry_after`` is measured from. ``elsewhere``: whether another backend may take what this
+    one refuses the gateway itself. ``secrets``: what must not be passed on, though the backend may repeat it.
+    """
+    told = _told(body, refused=True) if body else None
+    after_s = retry_after_s(retry_after, now or datetime.now(UTC))
+    if told is not None and told.status in NO_ACCESS and 400 <= status < 500:
+        # Google calls a wrong key a bad request, OpenAI a lack of credit too many requests.
+        status = told.status
+    shown = 400 <= status < 500 or status == 503
+    if shown and told is not None and (told.body is not None or status in _THE_REQUESTS or status == 429):
+        return _fault(status, told, passable(retry_after), after_s, elsewhere=elsewhere, secrets=secrets)
+    return _unreadable(status, after_s, elsewhere=elsewhere, told=told is not None)
+
+
+def _fault(
+    status: int,
+    told: Told,
+    retry_after: str | None,
+    after_s: float | None,
+    *,
+    elsewhere: bool,
+    secrets: Iterable[str],
+) -> BackendFault:
+    if status in NO_ACCESS or status in NOT_THERE or status == 408:
+        return _unreadable(status, after_s, elsewhere=elsewhere, told=True)
+    message = told.message or "The backend failed."
+    body = ErrorBody(
+        _masked(message.encode(errors="replace"), secrets).decode()[:LONGEST_MESSAGE],
+        told.type or ("server_error" if status >= 500 else "invalid_request_error"),
+        told.param,
+        told.code,
+    )
+    raw = msgspec.json.encode(ErrorEnvelope(body)) if told.body is None else _masked(told.body, secrets)
     return BackendError(
         status,
-        msgspec.json.encode({"error": error}),
-        code=_code(error) or "backend_error",
-        retryable=not client_fault,
-        retry_after="1" if status == 503 else None,
-        told=_told(error, status),
+        raw,
+        code=told.name,
+        retryable=status >= 500 or status in WORTH_ANOTHER_TRY,
+        retry_after=retry_after,
+        told=body,
         unhealthy=status >= 500,
+        retry_after_s=after_s,
     )
 
 
-def refusal(status: int, body: bytes | None, retry_after: str | None) -> BackendFault:
-    """What an answer with a status other than 200 means."""
-    try:
-        told = msgspec.json.decode(body) if body else None
-    except (msgspec.DecodeError, RecursionError):
-        told = None
-    error = told.get("error") if isinstance(told, dict) else None
-    retryable = status >= 500 or status in WORTH_ANOTHER_TRY
-    shown = (400 <= status < 500 and status not in NOT_FOR_THE_CLIENT) or status == 503
-    if retry_after is not None and not _RETRY_AFTER.fullmatch(retry_after):
-        retry_after = None
-    after_s = float(retry_after) if retry_after is not None and _SECONDS.fullmatch(retry_after) else None
-    if shown and body is not None and isinstance(error, dict) and isinstance(error.get("message"), str):
-        return BackendError(
-            status,
-            body,
-            code=_code(error) or "backend_error",
-            retryable=retryable,
-            retry_after=retry_after,
-            told=_told(error, status),
-            unhealthy=status >= 500,
-            retry_after_s=after_s,
+def _unreadable(status: int, after_s: float | None, *, elsewhere: bool, told: bool) -> BackendFault:
+    """What the client cannot be shown. ``told``: it came from the server itself, not from some wall before it."""
+    if status in NO_ACCESS:
+        return BackendFault(
+            "backend_unauthorized",
+            "The model's backend refused the gateway's own credentials. Your key is not at fault; tell the operator.",
+            retryable=elsewhere,
+            unhealthy=told or status != 403,
         )
-    if status == 429 or status == 503:
+    if status in NOT_THERE:
+        return BackendFault(
+            "backend_not_found",
+            "The backend does not know the model or the address that the gateway asked it for. Tell the operator.",
+            retryable=elsewhere,
+        )
+    if status in (408, 504):
+        return BackendFault("backend_timeout", "The backend took too long. Send the request again.", status=504)
+    if status in (429, 503):
         return BackendFault(
             "engine_overloaded",
             "The workers are busy. Try again shortly.",
@@ -76,26 +168,100 @@ def refusal(status: int, body: bytes | None, retry_after: str | None) -> Backend
             unhealthy=status == 503,
             retry_after_s=after_s,
         )
+    if status == 413:
+        return BackendFault(
+            "request_too_large",
+            "The model's backend does not take so large a request. Send less.",
+            status=413,
+            retryable=False,
+            unhealthy=False,
+        )
     return BackendFault(
         "backend_error",
         f"The worker failed with status {status}. Send the request again; if it persists, tell the operator.",
-        retryable=retryable,
+        retryable=status >= 500 or (elsewhere and status < 400),
+        unhealthy=not 400 <= status < 500,
     )
 
 
-def _code(error: dict[str, Any]) -> str | None:
-    code = error.get("code")
-    if isinstance(code, str) and code:
-        return code[:64]
-    kind = error.get("type")
-    return kind[:64] if isinstance(kind, str) and kind else None
+def _told(body: bytes, *, refused: bool) -> Told | None:
+    """``refused``: it is known already that this is an error, so any words may tell it."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return _plain(body) if refused else None
+    whole = body if isinstance(value, dict) else None
+    if isinstance(value, list) and value:
+        value = value[0]
+    if not isinstance(value, dict):
+        return None
+    error = value.get("error")
+    if isinstance(error, dict) and any(part is not None for part in error.values()):
+        told = _of_fields(error, body=whole)
+        if not refused and whole is not None:
+            told = _of_fields(error, body=msgspec.json.encode({"error": error}))
+        return told
+    if isinstance(error, str) and error:
+        return Told(error, status=STATUS_BY_NAME.get(error.lower()))
+    if value.get("object") == "error" or (refused and isinstance(value.get("message"), str)):
+        return _of_fields(value, body=None)
+    if refused and "detail" in value:
+        return Told(_detail(value["detail"]))
+    return None
 
 
-def _told(error: dict[str, Any], status: int) -> ErrorBody:
+def _of_fields(error: dict[str, Any], *, body: bytes | None) -> Told:
     message, kind, param, code = (error.get(name) for name in ("message", "type", "param", "code"))
-    return ErrorBody(
-        message if isinstance(message, str) else "The backend failed.",
-        kind if isinstance(kind, str) else ("server_error" if status >= 500 else "invalid_request_error"),
-        param if isinstance(param, str) else None,
-        code if isinstance(code, str) else None,
+    words = [word for word in (code, kind, error.get("status"), *_reasons(error)) if isinstance(word, str)]
+    meant = [found for word in words if (found := STATUS_BY_NAME.get(word.lower())) is not None]
+    by_name = next((found for found in meant if found in NO_ACCESS), meant[0] if meant else None)
+    number = int(code) if isinstance(code, str) and re.fullmatch(r"[45][0-9]{2}", code) else code
+    status = number if type(number) is int and 400 <= number < 600 else None
+    if by_name in NO_ACCESS or status is None:
+        status = by_name
+    exact = body is not None and isinstance(message, str) and len(body) <= LONGEST_BODY
+    return Told(
+        message if isinstance(message, str) else None,
+        kind[:256] if isinstance(kind, str) and kind else None,
+        param[:256] if isinstance(param, str) else None,
+        code[:256] if isinstance(code, str) and code else None,
+        status,
+        body if exact else None,
     )
+
+
+def _reasons(error: dict[str, Any]) -> list[object]:
+    """Google's machine-readable reasons, as ``API_KEY_INVALID``.
+
+    Reference: https://cloud.google.com/apis/design/errors#error_info
+    """
+    details = error.get("details")
+    return [each.get("reason") for each in details if isinstance(each, dict)] if isinstance(details, list) else []
+
+
+def _detail(detail: object) -> str | None:
+    if isinstance(detail, str):
+        return detail
+    if not isinstance(detail, list):
+        return None
+    told = []
+    for each in detail[:10]:
+        if isinstance(each, dict) and isinstance(each.get("msg"), str):
+            place = each.get("loc")
+            where = ".".join(str(part) for part in place if part != "body") if isinstance(place, list) else ""
+            told.append(f"{where}: {each['msg']}" if where else each["msg"])
+    return "; ".join(told) or None
+
+
+def _plain(body: bytes) -> Told | None:
+    """Plain words; a page is none."""
+    text = body.decode(errors="replace").strip()
+    if not text or len(text) > LONGEST_MESSAGE or text.startswith(("<", "{", "[")) or not text.isprintable():
+        return None
+    return Told(text)
+
+
+def _masked(body: bytes, secrets: Iterable[str]) -> bytes:
+    for secret in secrets:
+        body = body.replace(secret.encode(), b"***")
+    return _LIKE_A_SECRET.sub(b"***", body)

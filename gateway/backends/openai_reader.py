@@ -5,7 +5,9 @@ Reference: https://platform.openai.com/docs/api-reference/chat-streaming
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,9 +15,10 @@ import msgspec
 from gateway.ask import Translator, Untranslatable
 from gateway.backends import faults
 from gateway.backends.backend import Order, Reading
-from gateway.backends.estimates import BYTES_PER_TOKEN, estimated
+from gateway.backends.estimates import TextCount, estimated
 from gateway.backends.faults import BackendFault
 from gateway.backends.openai_errors import error_of_event
+from gateway.backends.openai_reshaping import events_of, whole_of
 from gateway.backends.renaming import renamed
 from gateway.billing.normalise import openai_usage
 from gateway.billing.usage import TokenUsage
@@ -25,25 +28,41 @@ EVENT_LIMIT = 16 * 1024 * 1024
 BODY_LIMIT = 64 * 1024 * 1024
 Meter = Callable[[bytes], TokenUsage | None]
 """Running totals that a comment of the stream tells, if it tells any."""
+_FINISH_REASON = re.compile(rb'"finish_reason"\s*:\s*"')
 
 
 class EventReader:
     """An event stream that ends with ``[DONE]``.
 
-    A whole answer may come so, too: as one event, between a meter's comments.
+    A whole answer may come so, too: as one event, between a meter's comments. Without ``ends_with_done`` the body's end
+    is the answer's good end as well, if the last event but usage bears a reason to finish.
     """
 
-    def __init__(self, order: Order, *, meter: Meter | None = None, translator: Translator | None = None) -> None:
+    def __init__(
+        self,
+        order: Order,
+        *,
+        meter: Meter | None = None,
+        translator: Translator | None = None,
+        ends_with_done: bool = True,
+        secrets: Sequence[str] = (),
+    ) -> None:
+        """``secrets``: what no error may repeat."""
         self._order = order
         self._meter = meter
         self._translator = translator
-        self._framer = Framer(limit=EVENT_LIMIT)
+        self._ends_with_done = ends_with_done
+        self._secrets = secrets
+        self._framer = Framer(limit=EVENT_LIMIT, error_field=True)
         self._metered = False
         self._told = False
         """Whether the backend told usage, by meter or otherwise. Until it has, tokens are estimated."""
         self._reported = TokenUsage()
-        self._counted = 0
+        self._text = TextCount()
+        self._usage_event: bytes | None = None
+        """The event without choices that tells usage; it is handed on last, and once, however many there are."""
         self._anything = False
+        self._finished = False
         self._over = False
 
     def feed(self, chunk: bytes) -> Reading:
@@ -64,9 +83,14 @@ class EventReader:
             items = self._framer.flush()
         except EventTooLarge:
             return self._fail(reading, faults.malformed("sent an event that is too long"))
-        self._take(items, reading)
+        # What no blank line ended may have been cut anywhere, also where it looks whole.
+        whole = all(isinstance(item, Comment) or item.data == DONE or decoded(item.data) is not None for item in items)
+        self._take(items if whole else [], reading)
         if not self._over:
-            self._fail(reading, faults.disconnected())
+            if whole and self._finished and not self._ends_with_done:
+                self._done(reading)
+            else:
+                self._fail(reading, faults.disconnected())
         return reading
 
     def _take(self, items: list[Event | Comment], reading: Reading) -> Reading:
@@ -79,54 +103,78 @@ class EventReader:
                 continue
             if item.data == DONE:
                 self._done(reading)
-                break
-            self._event(item, reading)
+            else:
+                self._event(item, reading)
             if self._over:
                 break
-        if self._counted and not self._told:
-            reading.usage = estimated(self._order, self._counted)
+        if not self._told and self._text.tokens:
+            reading.usage = estimated(self._order, self._text.tokens)
         self._anything = self._anything or bool(reading.events)
         return reading
 
     def _event(self, item: Event, reading: Reading) -> None:
         data, order = item.data, self._order
         # Cheap tests on the bytes first: a JSON key stands there unescaped, so what they miss is not there.
-        if b'"error"' in data or item.event == b"error":
-            error = error_of_event(data)
-            if error is not None or item.event == b"error":
-                self._fail(reading, error or faults.malformed("sent an error event that is not JSON"))
-                return
-        if b'"usage"' in data and b'"usage":null' not in data:
-            unwanted = order.streamed and not order.include_usage
-            # Where a meter tells usage, what the event says of it only matters if the event may have to go.
-            told = _usage_of(data, self._reported) if unwanted or not self._metered else None
-            if told is not None and not self._metered:
-                reading.usage = self._reported = told
-                self._told = True
-            if told is not None and unwanted and _has_no_choice(data):
-                return
+        if (
+            b'"error"' in data or item.event == b"error" or not (data.startswith(b"{") and data.endswith(b"}"))
+        ) and self._is_no_chunk(item, reading):
+            return
+        if b'"usage"' in data and data.count(b'"usage"') > data.count(b'"usage":null'):
+            # Where a meter tells usage, what the event says of it only matters for the event's place.
+            told = _usage_of(data)
+            if told is not None:
+                usage = self._reported if self._metered else openai_usage(told.usage, self._reported)
+                if usage is not self._reported:
+                    reading.usage = self._reported = usage
+                    self._told = True
+                if order.streamed and told.has_no_choice:
+                    self._usage_event = data
+                    return
         if not self._told:
-            self._counted += 1 if order.streamed else -(-len(data) // BYTES_PER_TOKEN)
+            self._text.add(data)
+        if not self._ends_with_done:
+            self._finished = _FINISH_REASON.search(data) is not None
+        self._hand_on(data, reading)
+
+    def _is_no_chunk(self, item: Event, reading: Reading) -> bool:
+        data = item.data.strip()
+        named = item.event == b"error"
+        if data == DONE:
+            self._done(reading)
+        elif (error := error_of_event(data, named=named, secrets=self._secrets)) is not None:
+            self._fail(reading, error)
+        elif named:
+            self._fail(reading, faults.malformed("sent an error event without an error"))
+        elif data and not (data.startswith(b"{") and data.endswith(b"}")):
+            self._fail(reading, faults.malformed("sent an event that is not a JSON object"))
+        # An event of nothing is a sign of life.
+        return self._over or not data
+
+    def _hand_on(self, data: bytes, reading: Reading) -> None:
         if self._translator is None:
-            reading.events.append(renamed(data, order.model))
+            reading.events.append(renamed(data, self._order.model))
             return
         try:
-            reading.events += self._translator.event(data) if order.streamed else [self._translator.whole(data)]
+            if self._order.streamed:
+                reading.events += self._translator.event(data)
+            else:
+                reading.events.append(self._translator.whole(data))
         except Untranslatable as fault:
-            self._fail(reading, faults.malformed(f"sent an answer that cannot be read: it {fault}"))
+            self._fail(reading, _untranslatable(fault))
 
     def _done(self, reading: Reading) -> None:
+        if not (reading.events or self._anything):
+            self._fail(reading, faults.malformed("ended its answer before it began"))
+            return
         self._over = True
-        if self._translator is not None and self._order.streamed:
+        if self._usage_event is not None and self._order.include_usage:
+            self._hand_on(self._usage_event, reading)
+        if self._translator is not None and self._order.streamed and reading.fault is None:
             try:
                 reading.events += self._translator.end()
             except Untranslatable as fault:
-                self._fail(reading, faults.malformed(f"sent an answer that cannot be read: it {fault}"))
-                return
-        if reading.events or self._anything:
-            reading.complete = True
-        else:
-            self._fail(reading, faults.malformed("ended its answer before it began"))
+                self._fail(reading, _untranslatable(fault))
+        reading.complete = reading.fault is None
 
     def _fail(self, reading: Reading, fault: BackendFault) -> Reading:
         self._over = True
@@ -135,11 +183,12 @@ class EventReader:
 
 
 class WholeReader:
-    """One JSON body."""
+    """One JSON body. Where a stream was asked for, its content is told as one."""
 
-    def __init__(self, order: Order, *, translator: Translator | None = None) -> None:
+    def __init__(self, order: Order, *, translator: Translator | None = None, secrets: Sequence[str] = ()) -> None:
         self._order = order
         self._translator = translator
+        self._secrets = secrets
         self._parts: list[bytes] = []
         self._size = 0
 
@@ -155,21 +204,90 @@ class WholeReader:
         body = b"".join(self._parts)
         answer = decoded(body)
         if not isinstance(answer, dict):
-            return Reading(fault=faults.malformed("sent an answer that is not a JSON object"))
-        error = error_of_event(body) if "error" in answer else None
+            error = error_of_event(body, secrets=self._secrets) if isinstance(answer, list) else None
+            return Reading(fault=error or faults.malformed("sent an answer that is not a JSON object"))
+        error = error_of_event(body, secrets=self._secrets) if b'"error"' in body else None
         if error is not None:
             return Reading(fault=error)
+        content = "data" if self._order.api == "embeddings" else "choices"
+        if not isinstance(answer.get(content), list):
+            return Reading(fault=faults.malformed(f"sent an answer without {content!r}"))
         before = TokenUsage()
         usage = openai_usage(answer.get("usage"), before)
         if usage is before:
-            output = 0 if self._order.api == "embeddings" else -(-len(body) // BYTES_PER_TOKEN)
-            usage = estimated(self._order, output)
-        if self._translator is None:
-            return Reading([renamed(body, self._order.model)], usage, complete=True)
+            text = TextCount()
+            text.add(body)
+            usage = estimated(self._order, 0 if content == "data" else text.tokens)
         try:
-            return Reading([self._translator.whole(body)], usage, complete=True)
+            return Reading(self._told(body, answer), usage, complete=True)
         except Untranslatable as fault:
-            return Reading(usage=usage, fault=faults.malformed(f"sent an answer that cannot be read: it {fault}"))
+            return Reading(usage=usage, fault=_untranslatable(fault))
+
+    def _told(self, body: bytes, answer: dict[str, Any]) -> list[bytes]:
+        """Raises Untranslatable."""
+        order, translator = self._order, self._translator
+        if not order.streamed:
+            return [renamed(body, order.model) if translator is None else translator.whole(body)]
+        events = events_of(answer, include_usage=order.include_usage)
+        if translator is None:
+            return [renamed(data, order.model) for data in events]
+        return [told for data in events for told in translator.event(data)] + translator.end()
+
+
+class GatheringReader:
+    """An event stream where a whole answer was asked for: its chunks are put together."""
+
+    def __init__(
+        self,
+        order: Order,
+        *,
+        translator: Translator | None = None,
+        ends_with_done: bool = True,
+        secrets: Sequence[str] = (),
+    ) -> None:
+        streamed = replace(order, streamed=True, include_usage=True)
+        self._events = EventReader(streamed, ends_with_done=ends_with_done, secrets=secrets)
+        self._translator = translator
+        self._chunks: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> Reading:
+        return self._gather(self._events.feed(chunk))
+
+    def end(self) -> Reading:
+        return self._gather(self._events.end())
+
+    def _gather(self, reading: Reading) -> Reading:
+        self._chunks += reading.events
+        self._size += sum(map(len, reading.events))
+        reading.events = []
+        if self._size > BODY_LIMIT:
+            self._chunks.clear()
+            return Reading(usage=reading.usage, fault=faults.malformed("sent an answer that is too long"))
+        if not reading.complete:
+            return reading
+        whole = whole_of(self._chunks)
+        if whole is None:
+            return Reading(usage=reading.usage, fault=faults.malformed("sent a stream that is no answer"))
+        try:
+            reading.events = [whole if self._translator is None else self._translator.whole(whole)]
+        except Untranslatable as fault:
+            return Reading(usage=reading.usage, fault=_untranslatable(fault))
+        return reading
+
+
+class _Usage(msgspec.Struct):
+    """What an event tells of usage. Some servers tell it in the choice, as Moonshot's."""
+
+    usage: Any = None
+    choices: msgspec.Raw = msgspec.Raw(b"[]")
+
+    @property
+    def has_no_choice(self) -> bool:
+        return bytes(self.choices) in (b"[]", b"null") or not bytes(self.choices).strip(b"[] \t\r\n")
+
+
+_usage_decoder = msgspec.json.Decoder(_Usage)
 
 
 def decoded(data: bytes) -> Any:
@@ -180,14 +298,18 @@ def decoded(data: bytes) -> Any:
         return None
 
 
-def _usage_of(data: bytes, before: TokenUsage) -> TokenUsage | None:
-    """Running totals, after those told ``before``, if the event tells any."""
-    event = decoded(data)
-    reported = event.get("usage") if isinstance(event, dict) else None
-    usage = openai_usage(reported, before)
-    return None if usage is before else usage
+def _usage_of(data: bytes) -> _Usage | None:
+    """None where the event tells none."""
+    try:
+        told = _usage_decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if told.usage is None and b'"usage"' in bytes(told.choices):
+        choices = decoded(told.choices)
+        first = choices[0] if isinstance(choices, list) and choices else None
+        told.usage = first.get("usage") if isinstance(first, dict) else None
+    return None if told.usage is None else told
 
 
-def _has_no_choice(data: bytes) -> bool:
-    event = decoded(data)
-    return isinstance(event, dict) and event.get("choices") == []
+def _untranslatable(fault: Untranslatable) -> BackendFault:
+    return faults.malformed(f"sent an answer that cannot be read: it {fault}")

@@ -6,27 +6,33 @@ import re
 
 import msgspec
 
-_MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
+_MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*+")')
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def renamed(data: bytes, model: str) -> bytes:
     """JSON object ``data`` with ``model`` for its name of the model, if it has one; else as it is.
 
-    The other bytes stay, where the name is found without doubt: once, and before anything that is nested.
+    The other bytes stay, where the name is found without doubt: once, and before anything that is nested or as the
+    value of the object's own field. Else the values of the other fields stay.
     """
     found = data.count(b'"model"')
     if found == 0:
         return data
-    if found == 1 and (match := _MODEL.search(data)) is not None:
+    new = msgspec.json.encode(model)
+    match = _MODEL.search(data) if found == 1 else None
+    if match is not None:
         head = data[: match.start()]
         if head.count(b"{") == 1 and b"[" not in head and b"\\" not in head:
-            new = msgspec.json.encode(model)
             return data if match[1] == new else b"".join((data[: match.start(1)], new, data[match.end(1) :]))
     try:
-        event = msgspec.json.decode(data)
+        fields = _fields.decode(data)
     except (msgspec.DecodeError, RecursionError):
         return data
-    if not isinstance(event, dict) or "model" not in event or event["model"] == model:
+    named = bytes(fields.get("model", b""))
+    if named in (b"", new):
         return data
-    event["model"] = model
-    return msgspec.json.encode(event)
+    if match is not None and named == match[1]:
+        return b"".join((data[: match.start(1)], new, data[match.end(1) :]))
+    fields["model"] = msgspec.Raw(new)
+    return msgspec.json.encode(fields)

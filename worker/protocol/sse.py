@@ -39,10 +39,13 @@ class Framer:
 
     Lines end in LF, CR or CRLF. ``flush`` dispatches an event whose blank line never came: the standard would drop
     it, but several servers end their last event so, and dropping it would lose the usage of the request.
+    ``error_field``: take a line ``error: ...`` for the data of an event named so. The standard has no such field, but
+    llama.cpp's server told its errors so until the end of 2025.
     """
 
-    def __init__(self, *, limit: int = 16 * 1024 * 1024) -> None:
+    def __init__(self, *, limit: int = 16 * 1024 * 1024, error_field: bool = False) -> None:
         self._limit = limit
+        self._error_field = error_field
         self._head: bytes | None = b""
         """The first bytes, until it is known whether they are a byte order mark; then None."""
         self._pending: list[bytes] = []
@@ -104,7 +107,9 @@ class Framer:
             value = value[1:]
         if not name and line[:1] == b":":
             out.append(Comment(value))
-        elif name == b"data":
+        elif name == b"data" or (self._error_field and name == b"error"):
+            if name == b"error":
+                self._event = name
             self._data.append(value)
             self._data_size += len(value) + 1
             if self._data_size > self._limit:
