@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 
 from litestar import Litestar
@@ -16,10 +17,13 @@ from sqlalchemy import text
 
 from gateway.admission.redis import create_redis
 from gateway.admission.wiring import create_admission
+from gateway.backends.brands import BRANDS
+from gateway.backends.families import create_backends
 from gateway.backends.fleet_worker import FleetWorker
 from gateway.backends.relay import Relay
 from gateway.backends.time_limits import TimeLimits
 from gateway.backends.transport import Transport
+from gateway.backends.trial import Trials
 from gateway.billing.alerts import Alerts
 from gateway.billing.dead import DeadEvents
 from gateway.billing.drainer import Drainer
@@ -36,7 +40,11 @@ from gateway.http.inference import BodyLimits, inference_handler
 from gateway.http.invoices import invoice_handlers
 from gateway.http.metrics import metrics_handler
 from gateway.http.openai.chat import CHAT, ChatDoor
+from gateway.http.openai.completions import COMPLETIONS, CompletionsDoor
+from gateway.http.openai.embeddings import EMBEDDINGS, EmbeddingsDoor
 from gateway.http.openai.models import model_handlers
+from gateway.http.openai.responses import RESPONSES, ResponsesDoor
+from gateway.http.openai.stored_responses import stored_response_handlers
 from gateway.http.tenant_usage import tenant_usage_handlers
 from gateway.http.usage import usage_handlers
 from gateway.idempotency.service import Idempotency
@@ -45,10 +53,15 @@ from gateway.observability.metrics import Metrics
 from gateway.observability.observer import Observability
 from gateway.observability.tracing import Tracing, tracing_wanted
 from gateway.pipeline import Pipeline
+from gateway.responses.retention import ResponseRetention
+from gateway.responses.store import ResponseStore
+from gateway.routing.declared import Declared
 from gateway.routing.policy import Balancer
 from gateway.routing.registry import Registry
+from gateway.routing.route import Endpoint
 from gateway.secret_key import SecretKey
 from gateway.settings import Settings, SettingsError
+from gateway.tenants.backend_changes import BackendChanges
 from gateway.tenants.catalog import Catalog
 from gateway.tenants.directory import Directory
 from gateway.tenants.service import Tenants
@@ -79,15 +92,22 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     catalog = Catalog(engine, clock, cache_s=CATALOG_CACHE_S)
     prices = PriceBook(engine, clock, cache_s=CATALOG_CACHE_S)
     registry = Registry(settings.redis_url, ttl_s=settings.worker_ttl_s, timeout_s=settings.redis_timeout_s)
+    secret_key = SecretKey(settings.secret_key)
+    declared = Declared(engine, secret_key, BRANDS)
+
+    def endpoints(pool: str) -> list[Endpoint]:
+        return [*registry.endpoints(pool), *declared.endpoints(pool)]
+
     transport = Transport()
-    balancer = Balancer(registry.endpoints, clock)
+    balancer = Balancer(endpoints, clock)
     limits = TimeLimits(
         connect_s=settings.connect_timeout_s,
         first_byte_s=settings.first_byte_timeout_s,
         idle_s=settings.idle_timeout_s,
     )
     worker = FleetWorker(settings.fleet_token)
-    relay = Relay(transport, balancer, {"penstock": worker}, limits)
+    backends = create_backends(worker, clock)
+    relay = Relay(transport, balancer, backends, limits)
     counter = PromptCounter(registry.endpoints, lambda endpoint: worker.counting(transport, endpoint))
     drainer = Drainer(
         engine,
@@ -96,7 +116,6 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         interval_s=settings.drain_interval_s,
         keep_months=settings.ledger_retention_months,
     )
-    secret_key = SecretKey(settings.secret_key)
     alerts = Alerts(engine, settings.redis_url, secret_key, clock, redis_timeout_s=settings.redis_timeout_s)
     directory = Directory(
         engine, clock, secret_key=secret_key, announce=admission.announce_generation, forget=tenants.forget
@@ -124,10 +143,14 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         keepalive_s=settings.keepalive_s,
     )
 
+    responses = ResponseStore(engine, secret_key, clock, keep_days=settings.responses_retention_days)
+    responses_door = partial(ResponsesDoor, store=responses, clock=clock, most_bytes=settings.max_body_bytes)
+    body_limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s)
+
     @asynccontextmanager
     async def running(_app: Litestar) -> AsyncIterator[None]:
         # Left in reverse: requests have ended by then, settlements reach Redis, then what they left is drained.
-        async with transport, registry, counter, idempotency, alerts:
+        async with transport, registry, declared, counter, idempotency, alerts, ResponseRetention(engine, clock):
             await drainer.start()
             await admission.start()
             try:
@@ -149,7 +172,11 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
 
     return Litestar(
         route_handlers=[
-            inference_handler(CHAT, ChatDoor, pipeline, BodyLimits(settings.max_body_bytes, settings.body_timeout_s)),
+            inference_handler(CHAT, ChatDoor, pipeline, body_limits),
+            inference_handler(COMPLETIONS, CompletionsDoor, pipeline, body_limits),
+            inference_handler(EMBEDDINGS, EmbeddingsDoor, pipeline, body_limits),
+            inference_handler(RESPONSES, responses_door, pipeline, body_limits),
+            *stored_response_handlers(pipeline, responses),
             *model_handlers(pipeline),
             *usage_handlers(tenants, reports_engine, hash_end_user),
             *tenant_usage_handlers(tenants, reports_engine, hash_end_user),
@@ -158,6 +185,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
                 tenants=tenants,
                 directory=directory,
                 catalog=catalog,
+                backends=BackendChanges(engine, secret_key, BRANDS, changed=declared.changed),
+                trials=Trials(transport, backends),
                 prices=prices,
                 dead=DeadEvents(engine, clock),
                 engine=reports_engine,
@@ -167,7 +196,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             metrics_handler(metrics, token=settings.metrics_token),
             *health_handlers(
                 {"postgres": postgres_answers, "schema": schema_is_current, "redis": registry.refresh},
-                lambda: sum(not worker.draining for worker in registry.workers()),
+                lambda: sum(not worker.draining for worker in registry.workers()) + len(declared.all()),
                 needs_backend=settings.ready_needs_backend,
             ),
         ],

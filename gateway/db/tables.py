@@ -192,12 +192,13 @@ backends = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("pool", Text, ForeignKey("pools.name"), nullable=False, index=True),
-    Column("family", Text, nullable=False),
+    # Whose server it is: a key of gateway.backends.brands.BRANDS, from which follows how it is spoken to.
     Column("brand", Text, nullable=False),
     Column("base_url", Text, nullable=False),
-    # Sealed by the deployment's secret key, as are the headers (a JSON object).
+    # Sealed by the deployment's secret key, as are the headers (a JSON object); their names are no secret.
     Column("api_key", LargeBinary),
     Column("headers", LargeBinary),
+    Column("header_names", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     # What to send as the model's name instead of the target's.
     Column("model", Text),
     Column("context_length", Integer, nullable=False),
@@ -210,7 +211,6 @@ backends = Table(
     Column("enabled", Boolean, nullable=False, server_default=text("true")),
     Column("version", BigInteger, nullable=False, server_default=text("1")),
     _timestamp("created_at", default="now()"),
-    CheckConstraint("family IN ('penstock', 'openai', 'anthropic')", name="family"),
     CheckConstraint("context_length > 0", name="context_length"),
     CheckConstraint("weight > 0", name="weight"),
     CheckConstraint("connect_timeout_s > 0 AND first_byte_timeout_s > 0 AND idle_timeout_s > 0", name="timeouts"),

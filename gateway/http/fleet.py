@@ -42,12 +42,8 @@ def fleet_handlers(registry: Registry, catalog: Catalog, *, fleet_token: str | N
     async def register(request: Request[Any, Any, Any], worker_id: WorkerId) -> Registered:
         check(request)
         record = _record(await request.body(), worker_id)
-        pools = {route.pool for route in await catalog.routes()}
-        if record.pool not in pools:
-            raise Problem(
-                404,
-                f"No route uses a pool {record.pool!r}. Declare it: `penstock pool set`, then `penstock route set`.",
-            )
+        if not await catalog.knows_pool(record.pool):
+            raise Problem(404, f"There is no pool {record.pool[:100]!r}. Declare it: `penstock pool set`.")
         await registry.register(record)
         return Registered(ttl_s=registry.ttl_s)
 

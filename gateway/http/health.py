@@ -21,7 +21,7 @@ Check = Callable[[], Awaitable[None]]
 def health_handlers(
     checks: Mapping[str, Check], backends: Callable[[], int], *, needs_backend: bool
 ) -> list[HTTPRouteHandler]:
-    """``backends``: how many workers take requests."""
+    """``backends``: how many workers and declared backends take requests."""
     readings = _Readings(checks)
 
     @get("/healthz", operation_id="health", summary="Whether the process runs", tags=["Operations"], security=[{}])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -69,6 +69,9 @@ def new_route(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     unpriced: UnpricedPolicy = "refuse",
     tokenizer: str | None = None,
+    weight: float = 1.0,
+    priority: int = 0,
+    more_targets: Iterable[Target] = (),
 ) -> Route:
     """A route with the usual values for what is not given."""
     most = context_length if max_output_tokens is None else max_output_tokens
@@ -84,6 +87,9 @@ def new_route(
         timeout_s=timeout_s,
         unpriced=unpriced,
         tokenizer=tokenizer,
+        weight=weight,
+        priority=priority,
+        more_targets=tuple(more_targets),
     )
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.clock import Clock
 from gateway.db.cached import CachedCopy
 from gateway.db.engine import transaction
-from gateway.db.tables import pools, route_targets, routes
+from gateway.db.tables import backends, pools, route_targets, routes
 from gateway.routing.route import Route, Target, UnpricedPolicy
 from gateway.tenants.audit import Actor, audit
 from gateway.tenants.principal import LONGEST_REQUEST_S
@@ -78,6 +78,7 @@ class Catalog:
     def __init__(self, engine: AsyncEngine, clock: Clock, *, cache_s: float = 5.0) -> None:
         self._engine = engine
         self._copy = CachedCopy("routes", self._read, clock, cache_s=cache_s)
+        self._pools = CachedCopy("pools", self.pools, clock, cache_s=cache_s)
 
     async def route(self, name: str) -> Route | None:
         """None: there is no such route. Raises DatabaseUnavailable if no copy was ever read."""
@@ -106,7 +107,7 @@ class Catalog:
         route = replace(check_route(route), version=1)
         async with transaction(self._engine) as connection:
             for target in route.targets:
-                await _check_pool(connection, target.pool)
+                await check_pool(connection, target.pool)
             query = insert(routes).values(_columns(route)).on_conflict_do_nothing().returning(routes.c.name)
             if await connection.scalar(query) is None:
                 raise RouteExists(route.name)
@@ -130,7 +131,7 @@ class Catalog:
             if new == old:
                 return old
             for pool in {target.pool for target in new.targets} - {target.pool for target in old.targets}:
-                await _check_pool(connection, pool)
+                await check_pool(connection, pool)
             new = replace(new, version=old.version + 1)
             await connection.execute(update(routes).where(routes.c.name == name).values(_columns(new)))
             if new.more_targets != old.more_targets:
@@ -157,6 +158,10 @@ class Catalog:
         async with transaction(self._engine) as connection:
             return list(await connection.scalars(select(pools.c.name).order_by(pools.c.name)))
 
+    async def knows_pool(self, name: str) -> bool:
+        """Whether the pool is declared, as of ``cache_s`` ago at most. Raises DatabaseUnavailable as ``route``."""
+        return name in await self._pools.current()
+
     async def create_pool(self, actor: Actor, name: str) -> bool:
         """Declare a pool of backends; one that is declared stays as it is. Returns whether it is new."""
         actor.check_may_change()
@@ -165,21 +170,26 @@ class Catalog:
             if await connection.scalar(query) is None:
                 return False
             await audit(connection, actor, "create", "pool", name, after={"name": name})
-            return True
+        self._pools.expire()
+        return True
 
     async def delete_pool(self, actor: Actor, name: str) -> None:
-        """Raises UnknownPool, and StateConflict while routes use it."""
+        """Raises UnknownPool, and StateConflict while routes or backends use it."""
         actor.check_may_change()
         if not is_name(name):
             raise UnknownPool(name)
         try:
             async with transaction(self._engine) as connection:
-                query = delete(pools).where(pools.c.name == name).returning(pools.c.name)
+                # Locked, so that nothing begins to use it meanwhile.
+                query = select(pools.c.name).where(pools.c.name == name).with_for_update()
                 if await connection.scalar(query) is None:
                     raise UnknownPool(name)
+                await _check_unused(connection, name)
+                await connection.execute(delete(pools).where(pools.c.name == name))
                 await audit(connection, actor, "delete", "pool", name, before={"name": name})
         except IntegrityError as fault:
-            raise StateConflict(f"routes use the pool {name!r}; delete them or give them another pool") from fault
+            raise StateConflict(f"routes or backends use the pool {name!r} since a moment ago") from fault
+        self._pools.expire()
 
     async def _read(self) -> dict[str, Route]:
         async with transaction(self._engine) as connection:
@@ -229,8 +239,20 @@ async def _stored(
     return found[0]
 
 
-async def _check_pool(connection: AsyncConnection, name: str) -> None:
-    # Locked, so that it is not deleted before the route is there.
+async def _check_unused(connection: AsyncConnection, pool: str) -> None:
+    """Raises StateConflict that names who uses the pool."""
+    of_targets = select(route_targets.c.route).where(route_targets.c.pool == pool)
+    for kind, query in (
+        ("routes", select(routes.c.name).where(routes.c.pool == pool).union(of_targets)),
+        ("backends", select(backends.c.name).where(backends.c.pool == pool)),
+    ):
+        if users := sorted(await connection.scalars(query)):
+            shown = ", ".join(users[:3]) + (f" and {len(users) - 3} more" if len(users) > 3 else "")
+            raise StateConflict(f"{kind} use the pool {pool!r} ({shown}); delete them or give them another pool")
+
+
+async def check_pool(connection: AsyncConnection, name: str) -> None:
+    """Raises UnknownPool unless it is declared, and stays so until the transaction ends."""
     if (
         await connection.scalar(select(pools.c.name).where(pools.c.name == name).with_for_update(key_share=True))
         is None

@@ -27,11 +27,11 @@ CREATE INDEX route_targets_pool_idx ON route_targets (pool);
 CREATE TABLE backends (
     name text PRIMARY KEY,
     pool text NOT NULL REFERENCES pools (name),
-    family text NOT NULL CONSTRAINT backends_family_check CHECK (family IN ('penstock', 'openai', 'anthropic')),
     brand text NOT NULL,
     base_url text NOT NULL,
     api_key bytea,
     headers bytea,
+    header_names text[] NOT NULL DEFAULT '{}',
     model text,
     context_length integer NOT NULL CONSTRAINT backends_context_length_check CHECK (context_length > 0),
     weight double precision NOT NULL DEFAULT 1 CONSTRAINT backends_weight_check CHECK (weight > 0),

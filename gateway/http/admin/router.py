@@ -5,11 +5,13 @@ from __future__ import annotations
 from litestar import Router
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.backends.trial import Trials
 from gateway.billing.dead import DeadEvents
 from gateway.billing.prices import PriceBook
 from gateway.http.admin.admin_keys import admin_key_handlers
 from gateway.http.admin.alerts import alert_handlers
 from gateway.http.admin.audit import audit_handlers
+from gateway.http.admin.backends import backend_handlers
 from gateway.http.admin.dead_events import dead_event_handlers
 from gateway.http.admin.gate import MAX_BODY_BYTES, gate
 from gateway.http.admin.keys import key_handlers
@@ -22,6 +24,7 @@ from gateway.http.admin.resource import PREFIX
 from gateway.http.admin.routes import route_handlers
 from gateway.http.admin.tenants import tenant_handlers
 from gateway.http.admin.whoami import whoami_handlers
+from gateway.tenants.backend_changes import BackendChanges
 from gateway.tenants.catalog import Catalog
 from gateway.tenants.directory import Directory
 from gateway.tenants.service import Tenants
@@ -32,6 +35,8 @@ def admin_router(
     tenants: Tenants,
     directory: Directory,
     catalog: Catalog,
+    backends: BackendChanges,
+    trials: Trials,
     prices: PriceBook,
     dead: DeadEvents,
     engine: AsyncEngine,
@@ -48,6 +53,7 @@ def admin_router(
             *limit_handlers(directory),
             *admin_key_handlers(directory),
             *pool_handlers(catalog),
+            *backend_handlers(backends, trials),
             *route_handlers(catalog),
             *price_handlers(prices),
             *audit_handlers(directory),
