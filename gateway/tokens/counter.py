@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final
 
+import msgspec
 import structlog
 
 from gateway.ask import Ask
 from gateway.routing.route import Endpoint, Route
-from gateway.tokens import chat
+from gateway.tokens import chat, inputs
 from gateway.tokens.cache import CountCache
+from gateway.tokens.encoding import Encoding
 from gateway.tokens.media import image_tokens
 from gateway.tokens.methods import Allowance, Body, Method
 from gateway.tokens.tokenizers import Tokenizers
@@ -40,6 +42,13 @@ class PromptBound:
     images: int = 0
     counted_by: str | None = None
     """Name of the method by which it was counted; None: it is bounded by its bytes, or by the context."""
+    each: int | None = None
+    """Most tokens that any one of several prompts has."""
+
+    @property
+    def longest(self) -> int:
+        """Most tokens that are in the context at once."""
+        return self.tokens if self.each is None else self.each
 
 
 class PromptCounter:
@@ -71,8 +80,11 @@ class PromptCounter:
         ``exactly``: whether to count, where that can be done; else bytes will do. ``tenant`` has at most 64 bytes.
         Raises ApiError (400) for a message that is no object.
         """
+        if ask.api == "messages" and ask.chat is None:
+            # What no chat completion can say may come from elsewhere: files, searches, tools of the backend's own.
+            return PromptBound(context_length, chat.count_images(bytes(ask.body["messages"])))
         if ask.chat is None:
-            return PromptBound(min(ask.size, context_length))
+            return await self._inputs(ask, route, context_length, tenant, exactly)
         body, size = ask.chat, ask.size
         methods = self._tokenizers.ready(route) if exactly else None
         raw = bytes(body["messages"])
@@ -86,6 +98,21 @@ class PromptCounter:
             if found is not None:
                 return found if found.tokens < context_length else PromptBound(context_length, found.images)
         return _by_bytes(raw, body, size, route, context_length, [each.allowance for each in methods or ()])
+
+    async def _inputs(self, ask: Ask, route: Route, context_length: int, tenant: bytes, exactly: bool) -> PromptBound:
+        """Of prompts that are no chat, each of which counts once, however many choices go on with it."""
+        found = None
+        methods = self._tokenizers.ready(route) if exactly else None
+        if methods and ask.size < LONG:
+            found = self._counted_inputs(ask, context_length, tenant, methods)
+        elif methods:
+            found = await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._counted_inputs, ask, context_length, tenant, methods
+            )
+        if found is not None:
+            return found
+        sizes = inputs.by_bytes(ask.inputs, ask.body, context_length)
+        return PromptBound(sum(sizes), each=max(sizes))
 
     def told(self, bound: PromptBound, route: Route, tokens: int) -> None:
         """A backend counted ``tokens`` in a prompt. One that has more than were counted here unmasks its method, which
@@ -111,6 +138,32 @@ class PromptCounter:
             if found >= most:
                 most, name = found, method.name
         return PromptBound(most, chat.count_images(raw), name)
+
+    def _counted_inputs(
+        self, ask: Ask, context_length: int, tenant: bytes, methods: Sequence[Method]
+    ) -> PromptBound | None:
+        """By the method that counts most, as ``_counted``."""
+        texts = inputs.are_texts(ask.inputs)
+        found: list[PromptBound] = []
+
+        def count(encoding: Encoding, text: str) -> int:
+            return self._cache.count(encoding, text, tenant)
+
+        def size(method: Method, entry: bytes) -> int:
+            if not texts:
+                return inputs.count_ids(entry)
+            if len(entry) > _FEWEST_BYTES_PER_TOKEN * context_length:
+                return context_length
+            return method.count_text(msgspec.json.decode(entry, type=str), count)
+
+        for method in methods:
+            around = method.count_around(ask.body, count, texts=texts)
+            if around is None:
+                return None
+            sizes = [min(around + size(method, entry), context_length) for entry in ask.inputs]
+            found.append(PromptBound(sum(sizes), 0, method.name, max(sizes)))
+        most = max(found, key=lambda bound: bound.tokens)
+        return replace(most, each=max(bound.longest for bound in found))
 
 
 def _by_bytes(

@@ -10,7 +10,7 @@ import base64
 import gzip
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,12 +30,23 @@ class EncodingUnusable(Exception):
 class Encoding:
     """Safe to use from several threads; counting holds the GIL for no long time."""
 
-    def __init__(self, name: str, pattern: str, ranks: Mapping[bytes, int], *, size: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        pattern: str,
+        ranks: Mapping[bytes, int],
+        *,
+        size: int | None = None,
+        special: Sequence[str] = (),
+    ) -> None:
         """``pattern`` cuts text before the merges. ``size``: ids from there on stand for bytes that the vocabulary
-        lacks, and that its model's tokenizer treats in a way of its own. Raises EncodingUnusable.
+        lacks, and that its model's tokenizer treats in a way of its own. ``special``: texts of its special tokens.
+        Raises EncodingUnusable.
         """
         self.name = name
         self._size = size
+        longest_first = sorted(filter(None, special), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         try:
             self._encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=dict(ranks), special_tokens={})
         except ValueError as fault:
@@ -53,6 +64,11 @@ class Encoding:
             return len(text.encode())
         return len(ids)
 
+    def cut(self, text: str) -> tuple[int, list[str]]:
+        """How many special tokens ``text`` spells, and the texts between them."""
+        pieces = self._special.split(text)
+        return len(pieces) - 1, pieces
+
 
 @dataclass(frozen=True, slots=True)
 class _Published:
@@ -60,6 +76,7 @@ class _Published:
 
     sha256: str
     pattern: str
+    special: tuple[str, ...]
 
 
 _PUBLISHED: Final[Mapping[str, _Published]] = {
@@ -67,12 +84,14 @@ _PUBLISHED: Final[Mapping[str, _Published]] = {
         "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|"
         r"\s+(?!\S)|\s",
+        ("<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|endofprompt|>"),
     ),
     "o200k_base": _Published(
         "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ("<|endoftext|>", "<|endofprompt|>"),
     ),
 }
 PUBLISHED: Final = frozenset(_PUBLISHED)
@@ -96,4 +115,4 @@ def published_encoding(name: str) -> Encoding:
     for line in raw.splitlines():
         token, _, rank = line.partition(b" ")
         ranks[base64.b64decode(token)] = int(rank)
-    return Encoding(name, known.pattern, ranks)
+    return Encoding(name, known.pattern, ranks, special=known.special)

@@ -1,4 +1,4 @@
-"""Ways to count a chat's prompt: OpenAI's, by its documented overhead, and our workers', by what they vouch for."""
+"""Ways to count a prompt: OpenAI's, by its documented overhead, and our workers', by what they vouch for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.tokens.chat import Message, count_images, lies_elsewhere
 from gateway.tokens.encoding import Encoding
+from gateway.tokens.inputs import bytes_beside, text_of
 from gateway.tokens.media import image_tokens
 from worker.protocol.token_counting import TokenCounting, ranks_of
 
@@ -45,8 +46,17 @@ class Method(Protocol):
         """
         ...
 
+    def count_around(self, body: Body, count: Count, *, texts: bool) -> int | None:
+        """Most tokens that are put to each prompt of what is no chat; ``texts``: they are texts, not token ids. None:
+        this method can say nothing of them."""
+        ...
 
-class OpenAIChat:
+    def count_text(self, text: str, count: Count) -> int:
+        """Most tokens of a prompt that is a text, alone; special tokens that it spells may be special."""
+        ...
+
+
+class OpenAIMethod:
     """The counting that OpenAI documents: https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken.
 
     What it says nothing of (tools, formats, calls, other media) counts by its bytes.
@@ -56,6 +66,8 @@ class OpenAIChat:
     _PER_MESSAGE: Final = 3
     _PER_NAME: Final = 1
     _PER_MORE_TEXT: Final = 1
+    _GAP: Final = 3
+    """Special tokens that mark where a completion goes, if it has something behind it."""
     _OUTSIDE: Final = frozenset(
         (
             *("model", "messages", "stream", "stream_options", "n", "seed", "stop", "user", "safety_identifier"),
@@ -103,12 +115,25 @@ class OpenAIChat:
                 return None
         return total
 
+    def count_around(self, body: Body, count: Count, *, texts: bool) -> int | None:
+        suffix = text_of(body, "suffix")
+        if suffix is None:
+            return None
+        more = bytes_beside(body, but=("suffix",))
+        return more + (self._GAP + self.count_text(suffix, count) if suffix else 0)
+
+    def count_text(self, text: str, count: Count) -> int:
+        # Which of the two a server does is nowhere said.
+        special, pieces = self._encoding.cut(text)
+        plain = count(self._encoding, text)
+        return max(plain, special + sum(count(self._encoding, piece) for piece in pieces)) if special else plain
+
     def _by_bytes(self, message: bytes) -> int | None:
         alone = b"[" + message + b"]"
         return None if lies_elsewhere(alone) or count_images(alone) else len(message)
 
 
-class WorkerChat:
+class WorkerMethod:
     """Our own worker's template and vocabulary, as it tells them."""
 
     _CHANGING: Final = ("tools", "continue_final_message", "chat_template_kwargs")
@@ -120,7 +145,11 @@ class WorkerChat:
         self.name = f"backend:{digest}"
         self.allowance = Allowance(told.request_tokens, told.message_tokens, told.nested_tokens_per_byte)
         self._form = told.form
-        self._encoding = Encoding(self.name, told.pattern, ranks_of(told.tokens), size=len(told.tokens))
+        self._inputs = told.inputs
+        special = told.inputs.special if told.inputs is not None else ()
+        self._encoding = Encoding(
+            self.name, told.pattern, ranks_of(told.tokens), size=len(told.tokens), special=special
+        )
 
     def count(self, messages: Messages, body: Body, model: str, count: Count) -> int | None:
         form = self._form
@@ -138,3 +167,17 @@ class WorkerChat:
             total += turn.tokens + count(self._encoding, turn.before + text + turn.after)
             turns = form.later
         return total
+
+    def count_around(self, body: Body, count: Count, *, texts: bool) -> int | None:
+        form, suffix = self._inputs, text_of(body, "suffix")
+        if form is None or suffix is None:
+            return None
+        if not texts:
+            return 0
+        if suffix:
+            return form.prefix_tokens + form.gap_tokens + count(self._encoding, suffix)
+        return 0 if bytes(body.get("add_special_tokens", _NULL)) == b"false" else form.prefix_tokens
+
+    def count_text(self, text: str, count: Count) -> int:
+        special, pieces = self._encoding.cut(text)
+        return special + sum(count(self._encoding, piece) for piece in pieces)

@@ -12,7 +12,7 @@ import structlog
 
 from gateway.routing.route import Endpoint, Route
 from gateway.tokens.encoding import PUBLISHED, published_encoding
-from gateway.tokens.methods import Method, OpenAIChat, WorkerChat
+from gateway.tokens.methods import Method, OpenAIMethod, WorkerMethod
 from worker.protocol.token_counting import decode_counting
 
 BACKEND: Final = "backend"
@@ -114,8 +114,8 @@ class Tokenizers:
 
 
 def _openai(name: str) -> Method:
-    return OpenAIChat(published_encoding(name))
+    return OpenAIMethod(published_encoding(name))
 
 
 def _worker(raw: bytes) -> Method:
-    return WorkerChat(decode_counting(raw))
+    return WorkerMethod(decode_counting(raw))

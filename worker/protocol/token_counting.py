@@ -1,7 +1,8 @@
 """How a worker's prompts are counted without asking it: ``GET /internal/tokenizer``, MessagePack, with the fleet token.
 
 A gateway fetches it once per model fingerprint and then counts what it is about to send. Byte-level BPE over the
-vocabulary gives the tokens of plain text; ``ChatForm`` says what the chat template puts around each message.
+vocabulary gives the tokens of plain text; ``ChatForm`` says what the chat template puts around each message, and
+``InputForm`` what becomes of a prompt that is no chat.
 """
 
 from __future__ import annotations
@@ -37,6 +38,17 @@ class ChatForm(msgspec.Struct, frozen=True, kw_only=True):
     """Of the beginning of the assistant's turn."""
 
 
+class InputForm(msgspec.Struct, frozen=True, kw_only=True):
+    """A text as completions and embeddings take it: special tokens that it spells are special."""
+
+    special: list[str]
+    """Texts of the special tokens, each of which makes one token."""
+    prefix_tokens: int
+    """What goes before a text, unless the request has ``add_special_tokens: false``."""
+    gap_tokens: int
+    """Around a prompt that has a ``suffix``, beside the prefix: they mark the gap."""
+
+
 class TokenCounting(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[bytes]
     """By id, which is also the rank of its merge; empty for special tokens, which no plain text makes."""
@@ -49,6 +61,8 @@ class TokenCounting(msgspec.Struct, frozen=True, kw_only=True):
     message_tokens: int
     nested_tokens_per_byte: int
     """Most tokens that a byte of JSON in ``tools`` and ``tool_calls`` can become; 0: nobody knows."""
+    inputs: InputForm | None = None
+    """None: the worker does not tell; it may be older than the gateway."""
 
 
 def ranks_of(tokens: Sequence[bytes]) -> Mapping[bytes, int]:

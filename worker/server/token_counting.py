@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from worker.protocol.token_counting import ChatForm, TokenCounting, Turn
+from worker.protocol.token_counting import ChatForm, InputForm, TokenCounting, Turn
 from worker.server.chat_template import ChatTemplate, TemplateRefused
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -53,6 +53,11 @@ def describe_counting(template: ChatTemplate) -> tuple[TokenCounting, str | None
         request_tokens=request_tokens,
         message_tokens=message_tokens,
         nested_tokens_per_byte=_nested_tokens_per_byte(template.source),
+        inputs=InputForm(
+            special=list(template.tokenizer.special_tokens),
+            prefix_tokens=len(template.tokenizer.prefix_ids),
+            gap_tokens=len(template.tokenizer.fill_in_middle or ()),
+        ),
     )
     return told, why_not
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.tokens import chat
 from gateway.tokens.encoding import Encoding, published_encoding
-from gateway.tokens.methods import Body, OpenAIChat
+from gateway.tokens.methods import Body, OpenAIMethod
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def count(encoding: Encoding, messages: Any, model: str = "gpt-4o", **fields: An
     raw = json.dumps({"model": "m", "messages": messages} | fields).encode()
     body = msgspec.json.decode(raw, type=Body)
     read = chat.read_messages(bytes(body["messages"]))
-    return OpenAIChat(encoding).count(read, body, model, lambda encoding, text: encoding.count(text))
+    return OpenAIMethod(encoding).count(read, body, model, lambda encoding, text: encoding.count(text))
 
 
 def test_a_chat_has_the_tokens_that_openais_reference_tells_of_it(encoding: Encoding) -> None:

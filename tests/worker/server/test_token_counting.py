@@ -8,7 +8,7 @@ import pytest
 import tests.worker.server.test_chat_template_families as families
 from tests.worker.server.asking import FLEET
 from tests.worker.server.conftest import StartScripted
-from worker.protocol.token_counting import PATH, ChatForm, Turn, decode_counting, encode_counting
+from worker.protocol.token_counting import PATH, ChatForm, InputForm, Turn, decode_counting, encode_counting
 from worker.server.chat_template import ChatTemplate
 from worker.server.token_counting import describe_counting
 from worker.server.tokenizer import Tokenizer
@@ -43,6 +43,7 @@ def test_the_models_own_template_is_vouched_for(tokenizer: Tokenizer, template: 
     assert told.request_tokens >= len(template.encode([{"role": "user", "content": ""}]))
     # The template has no place for tools, so nothing of theirs gets into a prompt.
     assert told.nested_tokens_per_byte == 1
+    assert told.inputs == InputForm(special=list(tokenizer.special_tokens), prefix_tokens=0, gap_tokens=3)
     assert decode_counting(encode_counting(told)) == told
     assert len(told.tokens) == tokenizer.vocab_size
     assert not any(told.tokens[at] for at in tokenizer.special_tokens.values())

@@ -1,0 +1,44 @@
+"""``POST /v1/embeddings``. Reference: https://platform.openai.com/docs/api-reference/embeddings/create"""
+
+from __future__ import annotations
+
+from gateway.ask import Ask
+from gateway.http.inference import Reference
+from gateway.http.openai import fields
+from gateway.http.openai.door import OpenAIDoor
+from gateway.http.openai.inputs import read_inputs
+from gateway.http.openai.reference import EmbeddingOperation
+from gateway.tenants.principal import Principal
+from worker.protocol.errors import bad_request
+
+EMBEDDINGS = Reference("/v1/embeddings", EmbeddingOperation, "createEmbedding", "Create embeddings", "Embeddings")
+
+
+class EmbeddingsDoor(OpenAIDoor):
+    async def ask(self, raw: bytes, principal: Principal) -> Ask:
+        client = self.client
+        return parse_embedding(raw, end_user=client.text(fields.END_USER_HEADER), tags=client.text(fields.TAGS_HEADER))
+
+
+def parse_embedding(raw: bytes, *, end_user: str | None = None, tags: str | None = None) -> Ask:
+    """``end_user``, ``tags``: what the headers of these names say. Raises ApiError (400)."""
+    body = fields.read_body(raw, "input")
+    model = fields.read_model(body)
+    inputs = read_inputs(body, "input")
+    if fields.read_flag(body, "stream"):
+        raise bad_request("Embeddings are not streamed. Leave 'stream' out.", param="stream")
+    return Ask(
+        body=body,
+        model=model,
+        size=len(raw),
+        stream=False,
+        include_usage=False,
+        choices=len(inputs),
+        max_output_tokens=None,
+        end_user=fields.read_end_user(body, end_user),
+        tags=fields.read_tags(tags),
+        raw=raw,
+        api="embeddings",
+        inputs=inputs,
+        prompt_field="input",
+    )
