@@ -41,7 +41,7 @@ def estimated(order: Order, completion_tokens: int) -> TokenUsage:
     """Never more than what was reserved for."""
     prompt, completion = order.prompt_tokens, completion_tokens
     if prompt is None:
-        prompt = min(-(-order.prompt_bytes // BYTES_PER_TOKEN), order.context_length)
+        prompt = min(-(-order.prompt_bytes // BYTES_PER_TOKEN), order.context_length * order.prompts)
     if order.output_tokens is not None:
         completion = min(completion, order.output_tokens)
     return TokenUsage(prompt, completion, source="estimated")

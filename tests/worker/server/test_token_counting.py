@@ -43,7 +43,7 @@ def test_the_models_own_template_is_vouched_for(tokenizer: Tokenizer, template: 
     assert told.request_tokens >= len(template.encode([{"role": "user", "content": ""}]))
     # The template has no place for tools, so nothing of theirs gets into a prompt.
     assert told.nested_tokens_per_byte == 1
-    assert told.inputs == InputForm(special=list(tokenizer.special_tokens), prefix_tokens=0, gap_tokens=3)
+    assert told.inputs == InputForm(special=list(tokenizer.special_tokens), prefix_tokens=0, gap_tokens=0)
     assert decode_counting(encode_counting(told)) == told
     assert len(told.tokens) == tokenizer.vocab_size
     assert not any(told.tokens[at] for at in tokenizer.special_tokens.values())
