@@ -20,6 +20,8 @@ from gateway.admission.wiring import create_admission
 from gateway.backends.brands import BRANDS
 from gateway.backends.families import create_backends
 from gateway.backends.fleet_worker import FleetWorker
+from gateway.backends.liveness import prober
+from gateway.backends.prompt_counts import PromptCounts
 from gateway.backends.relay import Relay
 from gateway.backends.time_limits import TimeLimits
 from gateway.backends.transport import Transport
@@ -33,6 +35,8 @@ from gateway.clock import Clock, SystemClock
 from gateway.db.engine import create_engine, transaction
 from gateway.db.migrate import check_schema
 from gateway.http.admin.router import admin_router
+from gateway.http.anthropic.count_tokens import count_tokens_handler
+from gateway.http.anthropic.door import MESSAGES, MessagesDoor
 from gateway.http.errors import EXCEPTION_HANDLERS
 from gateway.http.fleet import fleet_handlers
 from gateway.http.health import health_handlers
@@ -56,7 +60,9 @@ from gateway.pipeline import Pipeline
 from gateway.responses.retention import ResponseRetention
 from gateway.responses.store import ResponseStore
 from gateway.routing.declared import Declared
+from gateway.routing.load import LoadExchange
 from gateway.routing.policy import Balancer
+from gateway.routing.probes import Probes
 from gateway.routing.registry import Registry
 from gateway.routing.route import Endpoint
 from gateway.secret_key import SecretKey
@@ -108,6 +114,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     worker = FleetWorker(settings.fleet_token)
     backends = create_backends(worker, clock)
     relay = Relay(transport, balancer, backends, limits)
+    load = LoadExchange(settings.redis_url, balancer, timeout_s=settings.redis_timeout_s)
+    probes = Probes(lambda: [*registry.all(), *declared.all()], balancer, prober(transport, backends), clock)
     counter = PromptCounter(registry.endpoints, lambda endpoint: worker.counting(transport, endpoint))
     drainer = Drainer(
         engine,
@@ -150,7 +158,17 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     @asynccontextmanager
     async def running(_app: Litestar) -> AsyncIterator[None]:
         # Left in reverse: requests have ended by then, settlements reach Redis, then what they left is drained.
-        async with transport, registry, declared, counter, idempotency, alerts, ResponseRetention(engine, clock):
+        async with (
+            transport,
+            registry,
+            declared,
+            load,
+            probes,
+            counter,
+            idempotency,
+            alerts,
+            ResponseRetention(engine, clock),
+        ):
             await drainer.start()
             await admission.start()
             try:
@@ -176,6 +194,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             inference_handler(COMPLETIONS, CompletionsDoor, pipeline, body_limits),
             inference_handler(EMBEDDINGS, EmbeddingsDoor, pipeline, body_limits),
             inference_handler(RESPONSES, responses_door, pipeline, body_limits),
+            inference_handler(MESSAGES, MessagesDoor, pipeline, body_limits),
+            count_tokens_handler(pipeline, PromptCounts(transport, endpoints), body_limits),
             *stored_response_handlers(pipeline, responses),
             *model_handlers(pipeline),
             *usage_handlers(tenants, reports_engine, hash_end_user),
@@ -205,7 +225,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         openapi_config=OpenAPIConfig(
             title="Penstock",
             version=version("penstock"),
-            description="An LLM gateway with its own fleet of workers. `/v1` speaks the OpenAI API.",
+            description="An LLM gateway with its own fleet of workers. `/v1` speaks the OpenAI and the Anthropic API.",
             path="/docs",
             render_plugins=[ScalarRenderPlugin(version=SCALAR_VERSION, css_url="data:text/css,", favicon="", path="/")],
             components=Components(

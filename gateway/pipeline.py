@@ -6,7 +6,7 @@ Two stages of the plan are not here yet. The answer cache belongs between admiss
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
 
@@ -156,6 +156,17 @@ class Pipeline:
         except DatabaseUnavailable as fault:
             raise unavailable() from fault
         return [route for route in routes if _allowed(route.name, principal)]
+
+    async def prompt(
+        self, key: str | None, read: Callable[[Principal], Awaitable[Ask]]
+    ) -> tuple[Ask, Route, PromptBound]:
+        """What is known of a prompt that is not to be run: nothing is admitted, nothing charged. Raises ApiError."""
+        principal = await self.authenticate(key)
+        ask = await read(principal)
+        route = await self._resolve(ask.model, principal)
+        context_length = max(route.context_length, self._relay.balancer.context_length(route.targets, ask.api) or 0)
+        tenant = principal.tenant_id.bytes
+        return ask, route, await self._counter.bound(ask, route, context_length, tenant=tenant, exactly=True)
 
     async def _plan(self, call: Call, ask: Ask, principal: Principal) -> Plan:
         """All that can be known before the admission. Raises ApiError."""

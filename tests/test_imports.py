@@ -24,7 +24,7 @@ GATEWAY_ROOMS = {
     "billing": {"db", "tenants", "admission"},
     "admission": {"tenants", "billing"},
     "routing": {"db", "tenants"},
-    "translation": {"ask"},
+    "translation": {"ask", "billing"},
     "tokens": {"routing", "ask"},
     "backends": {"routing", "billing", "ask", "translation"},
     "idempotency": {"admission", "tenants", "billing", "observability"},

@@ -1,4 +1,5 @@
-"""Errors that reach Litestar, in the shape of the API they belong to: OpenAI's on /v1, problem details elsewhere.
+"""Errors that reach Litestar, in the shape of the API they belong to: OpenAI's or Anthropic's on /v1, problem details
+elsewhere.
 
 Problem details: RFC 9457.
 """
@@ -17,6 +18,7 @@ from litestar.types import ExceptionHandlersMap
 from gateway.admission.redis import RedisUnavailable
 from gateway.billing.report_query import InvalidReport, NotFound
 from gateway.db.engine import DatabaseUnavailable
+from gateway.http.anthropic.errors import VERSION_HEADER, encode_error
 from gateway.ids import uuid7
 from gateway.routing.registry import RegistryUnavailable
 from gateway.tenants.records import (
@@ -33,6 +35,7 @@ from worker.protocol.errors import ApiError, server_error
 _log = structlog.get_logger("gateway.http")
 
 AnyRequest = Request[Any, Any, Any]
+MESSAGES: Final = "/v1/messages"
 
 
 class Problem(Exception):
@@ -53,14 +56,18 @@ def _speaks_openai(request: AnyRequest) -> bool:
     return path == "/v1" or path.startswith("/v1/")
 
 
+def _speaks_anthropic(request: AnyRequest) -> bool:
+    path = request.url.path
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/") or VERSION_HEADER in request.headers
+
+
 def _answer(
     request: AnyRequest, status: int, message: str, code: str | None, headers: dict[str, str], param: str | None = None
 ) -> Response[bytes]:
-    headers = {"x-request-id": str(uuid7()), **headers}
     if _speaks_openai(request):
         kind = "invalid_request_error" if status < 500 else "server_error"
-        body = ApiError(status, message, type=kind, param=param, code=code).encode()
-        return Response(body, status_code=status, headers=headers, media_type="application/json")
+        return _api_error(request, ApiError(status, message, type=kind, param=param, code=code, headers=headers))
+    headers = {"x-request-id": str(uuid7()), **headers}
     problem: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
@@ -76,7 +83,12 @@ def _answer(
 
 def _api_error(request: AnyRequest, error: ApiError) -> Response[bytes]:
     headers = {"x-request-id": str(uuid7()), **error.headers}
-    return Response(error.encode(), status_code=error.status, headers=headers, media_type="application/json")
+    if _speaks_anthropic(request):
+        headers["request-id"] = headers["x-request-id"]
+        body = encode_error(error, headers["x-request-id"])
+    else:
+        body = error.encode()
+    return Response(body, status_code=error.status, headers=headers, media_type="application/json")
 
 
 def _problem(request: AnyRequest, problem: Problem) -> Response[bytes]:

@@ -59,6 +59,11 @@ class Door(Protocol):
         """What ``raw`` asks for. Raises ApiError."""
         ...
 
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """What the API has in the head of every answer."""
+        ...
+
     def event(self, data: bytes) -> bytes:
         """One event of a stream, on the wire."""
         ...
@@ -191,7 +196,7 @@ class Inference:
         await client.end(b"".join([door.event(data) for data in events]) + door.last)
 
     def _headers(self, answer: Answerable | None) -> list[tuple[str, str]]:
-        headers = [("x-request-id", str(self._request_id))]
+        headers = [("x-request-id", str(self._request_id)), *self._door.headers]
         if answer is not None:
             headers += answer.headers()
         return headers

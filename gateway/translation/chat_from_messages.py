@@ -24,6 +24,7 @@ import msgspec
 
 from gateway.ask import Body, given
 from gateway.translation.content_blocks import (
+    WRAPPED,
     Block,
     NotAChat,
     blocks_of,
@@ -38,9 +39,6 @@ MAX_OBJECTS: Final = 100_000
 """With more braces than that, messages are not translated: each object in them becomes a Python object."""
 MEDIUM_BUDGET: Final = 4096
 HIGH_BUDGET: Final = 16384
-WRAPPED: Final = "INVALID_JSON"
-"""Anthropic's name for the only field of an input that wraps what a model wrote instead of JSON."""
-
 _RENAMED: Final = {"stop_sequences": "stop"}
 _TRANSLATED: Final = frozenset(
     (

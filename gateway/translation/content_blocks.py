@@ -6,10 +6,13 @@ Reference: https://docs.claude.com/en/api/messages
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+WRAPPED: Final = "INVALID_JSON"
+"""Anthropic's name for the only field of an input that wraps what a model wrote instead of a JSON object:
+https://docs.claude.com/en/docs/agents-and-tools/tool-use/fine-grained-tool-streaming"""
 _NULL = msgspec.Raw(b"null")
 
 

@@ -18,6 +18,10 @@ class OpenAIDoor:
         self.request_id = request_id
         self.client = client
 
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        return []
+
     def event(self, data: bytes) -> bytes:
         return encode_event(data)
 

@@ -1,4 +1,7 @@
-"""``GET /v1/models`` and ``GET /v1/models/{model}``: what the caller's key may call, and nothing else."""
+"""``GET /v1/models`` and ``GET /v1/models/{model}``: what the caller's key may call, and nothing else.
+
+In Anthropic's shape and pages for clients that send ``anthropic-version``, else in OpenAI's, which has no pages.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ from typing import Any
 
 from litestar import Request, get
 from litestar.handlers import HTTPRouteHandler
-from litestar.params import FromPath
+from litestar.params import FromPath, FromQuery
 
+from gateway.http.anthropic.errors import VERSION_HEADER
+from gateway.http.anthropic.models import ModelInfo, ModelPage, model_info, model_page
 from gateway.http.client import bearer
 from gateway.pipeline import Pipeline
 from gateway.routing.route import Route
@@ -16,22 +21,39 @@ from worker.protocol.errors import model_not_found
 
 OWNER = "penstock"
 
+_AnyRequest = Request[Any, Any, Any]
+
 
 def model_handlers(pipeline: Pipeline) -> list[HTTPRouteHandler]:
     @get("/v1/models", operation_id="listModels", summary="List the models this key may call", tags=["Models"])
-    async def list_models(request: Request[Any, Any, Any]) -> ModelList:
-        routes = await pipeline.models(bearer(request.headers.get("authorization")))
+    async def list_models(
+        request: _AnyRequest,
+        limit: FromQuery[str | None] = None,
+        before_id: FromQuery[str | None] = None,
+        after_id: FromQuery[str | None] = None,
+    ) -> ModelList | ModelPage:
+        routes = await pipeline.models(_key(request))
+        if _wants_anthropic(request):
+            return model_page(routes, limit, before_id, after_id)
         return ModelList(data=[_model(route) for route in routes])
 
     @get("/v1/models/{model:path}", operation_id="retrieveModel", summary="Describe one model", tags=["Models"])
-    async def retrieve_model(request: Request[Any, Any, Any], model: FromPath[str]) -> Model:
+    async def retrieve_model(request: _AnyRequest, model: FromPath[str]) -> Model | ModelInfo:
         name = model.removeprefix("/")
-        for route in await pipeline.models(bearer(request.headers.get("authorization"))):
+        for route in await pipeline.models(_key(request)):
             if route.name == name:
-                return _model(route)
+                return model_info(route) if _wants_anthropic(request) else _model(route)
         raise model_not_found(name)
 
     return [list_models, retrieve_model]
+
+
+def _key(request: _AnyRequest) -> str | None:
+    return bearer(request.headers.get("authorization")) or request.headers.get("x-api-key")
+
+
+def _wants_anthropic(request: _AnyRequest) -> bool:
+    return VERSION_HEADER in request.headers
 
 
 def _model(route: Route) -> Model:

@@ -1,0 +1,104 @@
+"""Tokens of a Messages request whose tokenizer is not known here: as a backend that speaks Anthropic's API counts them,
+else estimated.
+
+References: https://docs.claude.com/en/api/messages-count-tokens, https://docs.claude.com/en/docs/build-with-claude/vision
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+
+from gateway.ask import Ask, Body
+from gateway.backends.anthropic import VERSION
+from gateway.backends.estimates import BYTES_PER_TOKEN
+from gateway.backends.faults import BackendFault
+from gateway.backends.transport import Transport
+from gateway.routing.route import Endpoint, Route
+
+CONNECT_S: Final = 2.0
+WITHIN_S: Final = 10.0
+IMAGE_TOKENS: Final = 1600
+"""About as many as the largest image has."""
+_ANSWER_LIMIT: Final = 64 * 1024
+_COUNTED: Final = frozenset(
+    (
+        *("messages", "system", "tools", "tool_choice", "thinking", "output_config", "output_format"),
+        *("cache_control", "context_management", "mcp_servers", "speed"),
+    )
+)
+"""What Anthropic's counting knows of a request."""
+_IMAGE = re.compile(rb'"type"\s*:\s*"image"')
+_MEDIA = re.compile(rb"[A-Za-z0-9+/=]{1000,}+")
+"""Data in base64. No text has words as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    tokens: int
+    by: Literal["backend", "estimate"]
+
+
+class _Count(msgspec.Struct):
+    input_tokens: int
+
+
+_decoder = msgspec.json.Decoder(_Count)
+
+
+class PromptCounts:
+    def __init__(self, transport: Transport, endpoints: Callable[[str], Sequence[Endpoint]]) -> None:
+        """``endpoints`` lists those of a pool that are alive."""
+        self._transport = transport
+        self._endpoints = endpoints
+
+    async def count(self, ask: Ask, route: Route) -> Counted:
+        """Takes ``WITHIN_S`` at most. What the backend cannot do at the moment is estimated."""
+        for target in route.targets:
+            for endpoint in self._endpoints(target.pool):
+                if endpoint.family != "anthropic":
+                    continue
+                model = endpoint.sends_model or target.backend_model
+                tokens = await self._told(ask.body, endpoint, model)
+                return _estimated(ask.body) if tokens is None else Counted(tokens, "backend")
+        return _estimated(ask.body)
+
+    async def _told(self, body: Body, endpoint: Endpoint, model: str) -> int | None:
+        sent = {name: value for name, value in body.items() if name in _COUNTED}
+        sent["model"] = msgspec.Raw(msgspec.json.encode(model))
+        headers = {
+            "content-type": "application/json",
+            "accept": "application/json",
+            "accept-encoding": "identity",
+            "anthropic-version": VERSION,
+            **endpoint.headers,
+        }
+        url = endpoint.base_url + "/v1/messages/count_tokens"
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                reply = await self._transport.post(
+                    url, headers=headers, body=msgspec.json.encode(sent), connect_s=CONNECT_S
+                )
+                try:
+                    answer = await reply.read_limited(_ANSWER_LIMIT)
+                finally:
+                    reply.close()
+            told = _decoder.decode(answer or b"").input_tokens if reply.status == 200 else -1
+        except (BackendFault, TimeoutError, msgspec.DecodeError):
+            return None
+        return told if told >= 0 else None
+
+
+def _estimated(body: Body) -> Counted:
+    """By bytes, media by their number."""
+    size = images = 0
+    for field in ("messages", "system", "tools"):
+        raw = bytes(body.get(field, b""))
+        images += len(_IMAGE.findall(raw))
+        size += len(_MEDIA.sub(b"", raw))
+    return Counted(-(-size // BYTES_PER_TOKEN) + images * IMAGE_TOKENS, "estimate")
