@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -17,11 +17,9 @@ from gateway.translation.responses_items import Item, messages_of
 from gateway.translation.responses_tools import put_text, put_tools
 from worker.protocol.errors import bad_request
 
-MAX_BESIDE_INPUT = 1024 * 1024
-"""Most bytes of a body that are not its input: each field there becomes a Python object."""
-MAX_OBJECTS = 100_000
-"""Most opening braces of a body: so many objects there may be in it."""
-MAX_INCLUDE_LOGPROBS: Final = 20
+MAX_OBJECTS: Final = 100_000
+"""Most opening braces of a body: so many objects there may be in it, and each becomes one of Python's."""
+MAX_TOP_LOGPROBS: Final = 20
 LOGPROBS: Final = "message.output_text.logprobs"
 _INCLUDED: Final = frozenset(
     (
@@ -59,31 +57,20 @@ _Metadata = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
     msgspec.Meta(max_length=_PAIRS),
 ]
-_body_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
-class _Input(msgspec.Struct):
-    input: msgspec.Raw = NULL
 
 
 class _Reasoning(msgspec.Struct):
     effort: str | None = None
 
 
-_input_decoder = msgspec.json.Decoder(_Input)
-
-
 @dataclass(frozen=True, slots=True)
 class ResponsesRequest:
-    model: str
     items: list[msgspec.Raw]
     """Its own input."""
     previous_response_id: str | None
     store: bool
     stream: bool
     max_output_tokens: int | None
-    users: tuple[Any, Any]
-    """``safety_identifier`` and ``user`` as they came, of whatever type."""
     rest: Body
     """Of a chat completion, all but its messages."""
     instructions: str | None
@@ -100,9 +87,10 @@ class ResponsesRequest:
         return self.rest | {"messages": encoded(messages)}
 
 
-def read_request(raw: bytes) -> ResponsesRequest:
-    """Raises ApiError (400) that names the field and the remedy."""
-    body = _object(raw)
+def read_request(body: Body) -> ResponsesRequest:
+    """``body`` is used up. Raises ApiError (400) that names the field and the remedy."""
+    if sum(bytes(value).count(b"{") for value in body.values()) > MAX_OBJECTS:
+        raise bad_request(f"The body may hold at most {MAX_OBJECTS} objects. Send a shorter conversation.")
     for field, instead in _MOVED.items():
         if body.get(field, NULL) != NULL and not (field == "n" and bytes(body[field]) == b"1"):
             hint = "Leave it out." if instead is None else f"In the Responses API, it is '{instead}'."
@@ -112,9 +100,6 @@ def read_request(raw: bytes) -> ResponsesRequest:
         value = body.pop(field, NULL)
         if value not in (NULL, msgspec.Raw(b"false")):
             raise unsupported(f"'{field}'", remedy, field)
-    model = take(body, "model", str, "the name of a model; GET /v1/models lists them")
-    if not model:
-        raise bad_request("'model' must be the name of a model; GET /v1/models lists them.", param="model")
     echo = {name: body[name] for name in _REPEATED if body.get(name, NULL) != NULL}
     stream = bool(take(body, "stream", bool, "true or false"))
     store = take(body, "store", bool, "true or false") is not False
@@ -122,13 +107,11 @@ def read_request(raw: bytes) -> ResponsesRequest:
     cap = take(body, "max_output_tokens", Annotated[int, msgspec.Meta(ge=1)], "an integer of at least 1")
     previous = take(body, "previous_response_id", str, "the id of an earlier response")
     request = ResponsesRequest(
-        model=model,
         items=_items(body.pop("input", NULL), needed=previous is None),
         previous_response_id=previous,
         store=store,
         stream=stream,
         max_output_tokens=cap,
-        users=(_any(body, "safety_identifier"), _any(body, "user")),
         instructions=take(body, "instructions", str, "text"),
         rest=body,
         echo=echo | {"metadata": encoded(metadata or {}), "store": encoded(store)},
@@ -162,7 +145,6 @@ def _rest_of(body: Body, request: ResponsesRequest) -> None:
             body[field] = encoded(value)
     if request.stream:
         body["stream_options"] = encoded({"include_usage": True})
-    body["model"] = encoded(request.model)
     for field in [field for field, value in body.items() if value == NULL]:
         del body[field]
 
@@ -174,8 +156,8 @@ def _put_logprobs(body: Body) -> None:
             raise bad_request(
                 f"'include' has {name[:100]!r}; it may have {', '.join(sorted(_INCLUDED))}.", param="include"
             )
-    most = Annotated[int, msgspec.Meta(ge=0, le=MAX_INCLUDE_LOGPROBS)]
-    top = take(body, "top_logprobs", most, f"an integer from 0 to {MAX_INCLUDE_LOGPROBS}")
+    most = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+    top = take(body, "top_logprobs", most, f"an integer from 0 to {MAX_TOP_LOGPROBS}")
     if top or LOGPROBS in include:
         body["logprobs"] = msgspec.Raw(b"true")
         if top is not None:
@@ -191,29 +173,3 @@ def _items(value: msgspec.Raw, *, needed: bool) -> list[msgspec.Raw]:
     if not given and needed:
         raise bad_request("'input' must be text, or a list with at least one item.", param="input")
     return msgspec.json.decode(value, type=list[msgspec.Raw] | None) or []
-
-
-def _any(body: Body, field: str) -> Any:
-    return read(body.get(field, NULL), Any, field, "text")
-
-
-def _object(raw: bytes) -> Body:
-    if not raw.strip():
-        raise bad_request("The body is empty. Send a JSON object with 'model' and 'input'.")
-    try:
-        beside = len(raw) - len(bytes(_input_decoder.decode(raw).input))
-        if beside > MAX_BESIDE_INPUT:
-            raise bad_request(f"The body has over {MAX_BESIDE_INPUT} bytes beside its 'input'. Leave some out.")
-        if raw.count(b"{") > MAX_OBJECTS:
-            raise bad_request(f"The body may hold at most {MAX_OBJECTS} objects. Send a shorter conversation.")
-        if not raw.isascii():
-            raw.decode()
-        return _body_decoder.decode(raw)
-    except RecursionError:
-        raise bad_request("The body is nested too deeply.") from None
-    except msgspec.ValidationError:
-        raise bad_request("The body must be a JSON object.") from None
-    except msgspec.DecodeError as fault:
-        raise bad_request(f"The body is not valid JSON: {fault}.") from None
-    except UnicodeDecodeError:
-        raise bad_request("The body is not valid UTF-8.") from None
