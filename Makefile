@@ -10,7 +10,7 @@ INSTALL := $(PYTHON) gateway/local/install.py
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint format types install lock clean
+.PHONY: help up test lint format types install bench-peers lock clean
 .NOTPARALLEL:
 
 help: ## List the targets
@@ -49,6 +49,12 @@ format: ## Rewrite the sources in the house's style
 
 install: ## Install everything into .venv without starting anything
 	@$(INSTALL) worker local dev
+
+bench-peers: ## Install the gateways that benchmarks/gateway.py compares with, each in an environment of its own (npm, PyPI)
+	@$(INSTALL) worker local dev
+	npm install --silent --no-fund --no-audit --prefix .penstock/peers/portkey @portkey-ai/gateway@1.15.2
+	$(BIN)/uv venv --quiet --allow-existing .penstock/peers/litellm
+	$(BIN)/uv pip install --quiet --python .penstock/peers/litellm/bin/python 'litellm[proxy]==1.106.12'
 
 lock: ## Renew the pinned, hashed dependencies of the gateway's image
 	@$(INSTALL) worker local dev

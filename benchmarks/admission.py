@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
+import package_first  # noqa: F401
 import redis
 import redis.asyncio
 

@@ -19,6 +19,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+import package_first  # noqa: F401
 import redis
 
 from gateway.billing.drainer import Drainer

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import package_first  # noqa: F401
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
