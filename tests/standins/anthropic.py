@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,8 +143,11 @@ def problem(request: dict[str, Any], headers: dict[str, str] | None = None) -> s
 
 
 def _problems(request: dict[str, Any]) -> Iterator[str]:
-    params = types.message_create_params.MessageCreateParamsStreaming
-    yield from _fields("", request, params)
+    # What only older models take is not in the SDK's types any more.
+    sampling = ("temperature", "top_p", "top_k")
+    asked = {name: value for name, value in request.items() if name not in sampling}
+    yield from _fields("", asked, types.message_create_params.MessageCreateParamsStreaming)
+    yield from (f"{name}: Field required" for name in ("model", "messages", "max_tokens") if name not in request)
     if not request.get("messages"):
         yield "messages: at least one message is required"
     if request.get("max_tokens", 1) < 1:
@@ -242,9 +245,5 @@ def _tools(request: dict[str, Any]) -> Iterator[str]:
 
 
 def _fields(where: str, given: dict[str, Any], shape: Any) -> Iterator[str]:
-    known: set[str] = shape.__required_keys__ | shape.__optional_keys__ | {"temperature", "top_p", "top_k"}
+    known = shape.__required_keys__ | shape.__optional_keys__
     yield from (f"{where}.{name}: Extra inputs are not permitted" for name in given if name not in known)
-    yield from (f"{where}.{name}: Field required" for name in shape.__required_keys__ - {"stream"} if name not in given)
-
-
-Script = Callable[[Conversation], Any]
