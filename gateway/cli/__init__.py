@@ -23,6 +23,7 @@ _COMMANDS = {
     "limit": "gateway.cli.limits:limit",
     "admin-key": "gateway.cli.keys:admin_key",
     "pool": "gateway.cli.routes:pool",
+    "backends": "gateway.cli.backends:backends",
     "route": "gateway.cli.routes:route",
     "price": "gateway.cli.prices:price",
     "apply": "gateway.cli.apply:apply",
@@ -33,6 +34,7 @@ _COMMANDS = {
     "verify": "gateway.cli.verify:verify_",
     "audit": "gateway.cli.audit:audit",
 }
+_ALIASES = {"backend": "backends"}
 
 
 class _LazyGroup(click.Group):
@@ -40,6 +42,7 @@ class _LazyGroup(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        cmd_name = _ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in _COMMANDS:
             return None
         module, attribute = _COMMANDS[cmd_name].split(":")

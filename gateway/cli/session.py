@@ -13,6 +13,7 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.admission.wiring import create_admission
+from gateway.backends.brands import BRANDS
 from gateway.billing.prices import PriceBook
 from gateway.billing.report_query import InvalidReport
 from gateway.clock import Clock, SystemClock
@@ -20,6 +21,7 @@ from gateway.db.engine import DatabaseUnavailable, create_engine
 from gateway.secret_key import SecretKey
 from gateway.settings import Settings, load_settings
 from gateway.tenants.audit import Actor
+from gateway.tenants.backend_changes import BackendChanges
 from gateway.tenants.catalog import Catalog
 from gateway.tenants.directory import Directory
 from gateway.tenants.records import ConfigurationError
@@ -37,6 +39,7 @@ class Session:
     tenants: Tenants
     directory: Directory
     catalog: Catalog
+    backends: BackendChanges
     prices: PriceBook
     actor: Actor
 
@@ -51,7 +54,8 @@ async def open_session(settings: Settings) -> AsyncIterator[Session]:
         secret_key = SecretKey(settings.secret_key) if settings.secret_key else None
         directory = Directory(engine, clock, secret_key=secret_key, announce=admission.announce_generation)
         tenants, catalog, prices = Tenants(engine, clock), Catalog(engine, clock), PriceBook(engine, clock)
-        yield Session(engine, clock, tenants, directory, catalog, prices, Actor.at_console())
+        backends = BackendChanges(engine, secret_key, BRANDS)
+        yield Session(engine, clock, tenants, directory, catalog, backends, prices, Actor.at_console())
     finally:
         await admission.close()
         await engine.dispose()

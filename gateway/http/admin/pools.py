@@ -82,7 +82,7 @@ def pool_handlers(catalog: Catalog) -> list[HTTPRouteHandler]:
         role="admin",
         operation_id="deletePool",
         operation_class=documented(403, 404, 409, 412),
-        summary="Delete a pool that no route uses",
+        summary="Delete a pool that no route and no backend uses",
     )
     async def remove(request: AnyRequest, pool: PoolName, if_match: IfMatch = None) -> None:
         name = await find(pool)

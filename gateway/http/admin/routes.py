@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -27,7 +28,7 @@ from gateway.http.admin.resource import (
     single,
 )
 from gateway.routing.route import DEFAULT_TIMEOUT_S, Route, Target, UnpricedPolicy, new_route
-from gateway.tenants.catalog import Catalog, RouteChange
+from gateway.tenants.catalog import MAX_PRIORITY, MAX_TARGETS, MAX_WEIGHT, Catalog, RouteChange
 from gateway.tenants.principal import LONGEST_REQUEST_S
 
 RouteName = Annotated[
@@ -47,6 +48,32 @@ Tokenizer = Annotated[
 ]
 
 
+Weight = Annotated[
+    float,
+    Meta(
+        ge=0,
+        le=MAX_WEIGHT,
+        description="Share of the requests beside targets of the same priority; 0: only if no other is left.",
+    ),
+]
+Priority = Annotated[int, Meta(ge=0, le=MAX_PRIORITY, description="Lower first; the next only where none can be used.")]
+
+
+class NewTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A pool that serves the route, too."""
+
+    pool: Name
+    backend_model: Name
+    weight: Weight = 1.0
+    priority: Priority = 0
+
+
+Targets = Annotated[
+    list[NewTarget],
+    Meta(max_length=MAX_TARGETS - 1, description="Beside the first, which `pool` and `backend_model` name."),
+]
+
+
 class RouteView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """What tenants put in ``model``."""
@@ -60,8 +87,10 @@ class RouteView(msgspec.Struct, frozen=True, kw_only=True):
     unpriced: UnpricedPolicy
     tokenizer: str | None
     weight: float
+    """Of the target that ``pool`` and ``backend_model`` name."""
     priority: int
     more_targets: tuple[Target, ...]
+    """Beside that one."""
     version: int
     """As in the ``ETag``."""
 
@@ -81,10 +110,13 @@ class NewRoute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     unpriced: UnpricedPolicy = "refuse"
     """While no price is in force: refuse requests, or serve them, charge nothing and mark their rows so."""
     tokenizer: Tokenizer | None = None
+    weight: Weight = 1.0
+    priority: Priority = 0
+    more_targets: Targets = []
 
 
 class RoutePatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is left out stays."""
+    """What is left out stays; ``more_targets`` takes the place of all that there are."""
 
     pool: Name | UnsetType = UNSET
     backend_model: Name | UnsetType = UNSET
@@ -94,6 +126,9 @@ class RoutePatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     timeout_s: Seconds | UnsetType = UNSET
     unpriced: UnpricedPolicy | UnsetType = UNSET
     tokenizer: Tokenizer | UnsetType | None = UNSET
+    weight: Weight | UnsetType = UNSET
+    priority: Priority | UnsetType = UNSET
+    more_targets: Targets | UnsetType = UNSET
 
 
 _EXAMPLE = {"name": "small", "pool": "smollm2", "backend_model": "smollm2-135m-instruct", "context_length": 8192}
@@ -116,7 +151,7 @@ def route_handlers(catalog: Catalog) -> list[HTTPRouteHandler]:
         summary="Declare a route",
     )
     async def create(request: AnyRequest, data: JSONBody[NewRoute]) -> Response[RouteView]:
-        new = new_route(**msgspec.structs.asdict(data))
+        new = new_route(**(msgspec.structs.asdict(data) | {"more_targets": _targets(data.more_targets)}))
         route = await catalog.create_route(actor_of(request), new)
         return single(_shown(route), route.version, created_at=f"/routes/{route.name}")
 
@@ -142,7 +177,10 @@ def route_handlers(catalog: Catalog) -> list[HTTPRouteHandler]:
     async def update(
         request: AnyRequest, route: RouteName, data: JSONBody[RoutePatch], if_match: IfMatch = None
     ) -> Response[RouteView]:
-        change, version = RouteChange(**given(data)), expected_version(if_match)
+        values, version = given(data), expected_version(if_match)
+        if "more_targets" in values:
+            values["more_targets"] = _targets(values["more_targets"])
+        change = RouteChange(**values)
         changed = await catalog.update_route(actor_of(request), route.removeprefix("/"), change, if_version=version)
         return single(_shown(changed), changed.version)
 
@@ -158,6 +196,10 @@ def route_handlers(catalog: Catalog) -> list[HTTPRouteHandler]:
         await catalog.delete_route(actor_of(request), name, if_version=version)
 
     return [list_, create, retrieve, update, remove]
+
+
+def _targets(targets: Sequence[NewTarget]) -> tuple[Target, ...]:
+    return tuple(Target(**msgspec.structs.asdict(target)) for target in targets)
 
 
 def _shown(route: Route) -> RouteView:

@@ -103,6 +103,7 @@ def _things(client: httpx.Client, number: int) -> dict[str, str]:
         "limit_id": made(f"tenants/{tenant}/limits", metric="concurrent", amount=5)["id"],
         "pool": name,
         "route": name,
+        "backend": made("backends", name=name, pool="pool", brand="generic", base_url="http://127.0.0.1:1")["name"],
         "price": made("prices", route=name, input_usd_per_mtok="1", output_usd_per_mtok="2")["id"],
         "admin_key": made("admin-keys", name=name, role="viewer")["id"],
         "month": "2026-11",
