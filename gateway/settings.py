@@ -24,6 +24,7 @@ SECRET_KEY_LENGTH = 32
 _TOKEN = re.compile(r"[\x21-\x7e]{16,}")
 _RANGES = {
     "port": (1, 65535),
+    "responses_retention_days": (0, 3650),
     "max_body_bytes": (1, 1024**3),
     "body_timeout_s": (0.1, 3600),
     # Together well below the minute from which on admit.lua takes an opening for a clock that was set back.
@@ -64,6 +65,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     it."""
     ledger_retention_months: int | None = None
     """Whole months of ledger rows kept beside the running one; the sums stay. None: all."""
+    responses_retention_days: int = 30
+    """How long answers of the Responses API are kept, sealed, for requests that build upon them. 0: none is kept."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Larger request bodies are refused with 413 before they are read whole."""
     body_timeout_s: float = 60.0
