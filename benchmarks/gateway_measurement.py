@@ -66,8 +66,8 @@ class Row:
     kind: str
     concurrent: int
     added_p50_ms: float | None
-    """Above the mock alone."""
-    p99_ms: float
+    """Above the mock alone; None: there was no answer."""
+    p99_ms: float | None
     cpu_ms: float | None
     """Of the target, a request."""
     requests_per_s: float
@@ -143,9 +143,9 @@ async def cell(target: Target, kind: str, concurrent: int, seconds: float, base_
         target=target.name,
         kind=kind,
         concurrent=concurrent,
-        added_p50_ms=None if base_ms is None else p50 - base_ms,
-        p99_ms=outcome.quantile_ms(0.99),
-        cpu_ms=spent * 1000 / max(outcome.done, 1) if pid else None,
+        added_p50_ms=None if base_ms is None or not outcome.done else p50 - base_ms,
+        p99_ms=outcome.quantile_ms(0.99) if outcome.done else None,
+        cpu_ms=spent * 1000 / outcome.done if pid and outcome.done else None,
         requests_per_s=outcome.done / outcome.elapsed_s,
         failed=outcome.failed,
     )
@@ -163,7 +163,7 @@ def median(rows: Sequence[Row]) -> Row:
         rows[0].kind,
         rows[0].concurrent,
         of([row.added_p50_ms for row in rows]),
-        of([row.p99_ms for row in rows]) or 0.0,
+        of([row.p99_ms for row in rows]),
         of([row.cpu_ms for row in rows]),
         of([row.requests_per_s for row in rows]) or 0.0,
         sum(row.failed for row in rows),
@@ -261,8 +261,9 @@ def show(rows: Sequence[Row], streams: Streams | None, slow: SlowReader | None) 
     for row in sorted(rows, key=lambda row: (row.kind, row.concurrent)):
         added = "-" if row.added_p50_ms is None else f"{row.added_p50_ms:.2f}"
         cpu = "-" if row.cpu_ms is None else f"{row.cpu_ms:.2f}"
+        p99 = "-" if row.p99_ms is None else f"{row.p99_ms:.2f}"
         print(
-            f"{row.target:<12} {row.kind:<7} {row.concurrent:>7} {added:>13} {row.p99_ms:>8.2f} {cpu:>7} "
+            f"{row.target:<12} {row.kind:<7} {row.concurrent:>7} {added:>13} {p99:>8} {cpu:>7} "
             f"{row.requests_per_s:>8.0f} {row.failed:>6}"
         )
     if streams is not None:
