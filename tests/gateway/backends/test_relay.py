@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 
+from gateway.backends.backend import Order
+from gateway.backends.fleet_worker import FleetWorker
 from gateway.billing.usage import TokenUsage
+from gateway.routing.route import Endpoint
 from tests.gateway.backends.relay_support import (
     Rig,
     eventually,
     read,
     read_until_fault,
 )
+from worker.protocol.errors import ApiError
 
 
 async def cut_between_events(c: Any) -> None:
@@ -254,3 +258,27 @@ async def test_requests_in_flight_are_counted_until_they_end(rig: Rig, upstream:
     release.set()
     await reading
     assert rig.balancer.in_flight() == {}
+
+
+async def test_a_family_that_has_no_words_for_a_request_leaves_it_to_others(rig: Rig, upstream: Any) -> None:
+    class Speechless(FleetWorker):
+        def outgoing(self, order: Order, endpoint: Endpoint, model: str) -> Any:
+            raise ApiError(400, "This cannot be told there.")
+
+    async def answer(c: Any) -> None:
+        await c.begin()
+        await c.token("a", 1)
+        await c.done()
+
+    server = await upstream(answer)
+    rig.relay.backends = {"penstock": FleetWorker(None), "anthropic": Speechless(None)}
+    rig.use(server.url)
+    able = rig.alive[0]
+    unable = Endpoint("u", "pool", server.url, "m", 1000, family="anthropic", priority=-1)
+    rig.alive[:] = [unable, able]
+    exchange = rig.open()
+    assert len(await read(exchange)) == 1
+    assert (exchange.attempts, exchange.backend_id, exchange.failed_attempts) == (1, "w0", [])
+    rig.alive[:] = [unable]
+    with pytest.raises(ApiError, match="cannot be told"):
+        await rig.open().events()
