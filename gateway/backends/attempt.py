@@ -9,6 +9,7 @@ from gateway.backends import faults
 from gateway.backends.backend import Backend, Order, Outgoing, Reader, Reading
 from gateway.backends.decompression import PIECE
 from gateway.backends.faults import BackendFault
+from gateway.backends.retry_after import finest
 from gateway.backends.time_limits import TimeLimits
 from gateway.backends.transport import Reply, Transport
 from gateway.routing.route import Endpoint
@@ -137,7 +138,8 @@ class Attempt:
                 body = await reply.read_limited(ERROR_BODY_LIMIT)
         except (BackendFault, TimeoutError):
             body = None
-        return self._backend.refusal(self.endpoint, reply.status, body, reply.header("retry-after"))
+        retry_after = finest(reply.header("retry-after"), reply.header("retry-after-ms"))
+        return self._backend.refusal(self.endpoint, reply.status, body, retry_after)
 
     def _silent_at(self) -> float:
         return self._heard + self._limits.idle_s if self.answering else self._began + self._limits.first_byte_s

@@ -3,7 +3,7 @@
 They come in several shapes::
 
     {"error": {"message", "type", "param", "code"}}          OpenAI, vLLM, llama.cpp (whose code is the HTTP status)
-    {"object": "error", "message", "type", "param", "code"}  SGLang, TensorRT-LLM, vLLM before 0.10
+    {"object": "error", "message", "type", "param", "code"}  SGLang, TensorRT-LLM, older vLLM
     {"error": "text"}                                        vLLM's and SGLang's missing key; Ollama's own API
     [{"error": {"code", "message", "status"}}]               Google
     {"detail": "text"}, {"detail": [{"loc", "msg"}]}         FastAPI before a server's own handlers
@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.backends.faults import BackendError, BackendFault
-from gateway.backends.retry_after import passable, retry_after_s
+from gateway.backends.retry_after import for_clients, retry_after_s
 from worker.protocol.errors import ErrorBody, ErrorEnvelope
 
 LONGEST_BODY = 64 * 1024
@@ -108,7 +108,7 @@ def refusal(
         status = told.status
     shown = 400 <= status < 500 or status == 503
     if shown and told is not None and (told.body is not None or status in _THE_REQUESTS or status == 429):
-        return _fault(status, told, passable(retry_after), after_s, elsewhere=elsewhere, secrets=secrets)
+        return _fault(status, told, for_clients(retry_after), after_s, elsewhere=elsewhere, secrets=secrets)
     return _unreadable(status, after_s, elsewhere=elsewhere, told=told is not None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from math import ceil
 
 MOST_S = 86_400.0
 """More than a day is taken for a day: what a backend says is no reason to forget it for ever."""
@@ -17,7 +18,7 @@ def retry_after_s(header: str | None, now: datetime) -> float | None:
 
     Reference: RFC 9110, section 10.2.3.
     """
-    text = passable(header)
+    text = _clean(header)
     if text is None:
         return None
     if _SECONDS.fullmatch(text):
@@ -31,13 +32,18 @@ def retry_after_s(header: str | None, now: datetime) -> float | None:
     return min(max((until - now).total_seconds(), 0.0), MOST_S)
 
 
-def passable(header: str | None) -> str | None:
-    """The header, if it can be passed on in one."""
+def for_clients(header: str | None) -> str | None:
+    """The header as it can be passed on: seconds are whole, as the RFC has them."""
+    text = _clean(header)
+    return str(ceil(float(text))) if text is not None and _SECONDS.fullmatch(text) else text
+
+
+def finest(seconds: str | None, milliseconds: str | None) -> str | None:
+    """``retry-after`` of a server that, as OpenAI's, sends ``retry-after-ms`` beside it."""
+    text = _clean(milliseconds)
+    return f"{float(text) / 1000:.3f}" if text is not None and _SECONDS.fullmatch(text) else seconds
+
+
+def _clean(header: str | None) -> str | None:
     text = None if header is None else header.strip()
     return text if text and _PRINTABLE.fullmatch(text) else None
-
-
-def of_milliseconds(header: str | None) -> str | None:
-    """``retry-after`` for ``retry-after-ms``, which OpenAI's servers send beside it and which is finer."""
-    text = passable(header)
-    return f"{float(text) / 1000:.3f}" if text is not None and _SECONDS.fullmatch(text) else None

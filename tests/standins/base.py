@@ -79,7 +79,7 @@ class Reply:
 
 
 class StandIn:
-    """``async with VLLM() as backend:`` and then declare ``backend.url``, with ``KEY`` as its secret if it wants one."""
+    """``async with VLLM() as backend:``, then declare ``backend.url``; ``needs_key``: with ``KEY`` for its secret."""
 
     brand: ClassVar[str]
     base_path: ClassVar[str] = ""

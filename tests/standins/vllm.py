@@ -1,15 +1,14 @@
 """vLLM's ``vllm serve``.
 
-- Errors are ``{"error": {"message", "type", "param", "code"}}`` with the HTTP status for their code (until 0.10 the same
-  fields stood without ``error`` beside ``"object": "error"``: see ``VLLMBefore010``); a missing key is
-  ``{"error": "Unauthorized"}``.
+- Errors are ``{"error": {"message", "type", "param", "code"}}`` with the HTTP status for their code; older versions
+  sent these fields bare, beside ``"object": "error"`` (``VLLMOfOld``). A missing key is ``{"error": "Unauthorized"}``.
 - A fault in a stream is an event with such an error, and ``[DONE]`` behind it.
 - Usage is in a chunk of its own, with ``continuous_usage_stats`` in each as a running total.
 - The first chunk has the role and empty content; ``stop_reason`` stands beside ``finish_reason``.
 - ``/health`` is open to all, and 503 once the engine died.
 
-Reference: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html; vllm/entrypoints/openai/engine/serving.py
-and chat_completion/serving.py, vllm-project/vllm.
+Reference: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html, and the generators and errors of
+vllm/entrypoints/openai/{engine,chat_completion,completion}/serving.py in vllm-project/vllm.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class VLLM(OpenAIWords):
         return super().whole_chat(request, scenario) | more
 
 
-class VLLMBefore010(VLLM):
+class VLLMOfOld(VLLM):
     def wrapped(self, status: int, message: str, kind: str) -> Json:
         return {"object": "error", "message": message, "type": kind, "param": None, "code": status}
 

@@ -100,7 +100,7 @@ async def test_an_error_event_in_mid_stream_is_a_fault_with_the_backends_words(r
 
 
 async def test_content_that_speaks_of_errors_is_no_error(rig: Rig, upstream: Any) -> None:
-    events = [token("error"), token('{"error": {"message": "x"}}'), token(None, error=None), b'["error"]', b'"error" {']
+    events = [token("error"), token('{"error": {"message": "x"}}'), token(None, error=None)]
 
     async def answer(c: Any) -> None:
         await c.begin()
