@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from gateway.backends.faults import BackendError, BackendFault
-from gateway.backends.retry_after import passable, retry_after_s
+from gateway.backends.retry_after import for_clients, retry_after_s
 from worker.protocol.errors import ErrorBody
 
 STATUSES: Final = {
@@ -72,7 +72,7 @@ def refusal(status: int, body: bytes | None, retry_after: str | None, *, secrets
     told = _told(body) if body else None
     if told is None or body is None:
         return _unreadable(status, after_s)
-    return _fault(status, told, body, passable(retry_after), after_s, secrets)
+    return _fault(status, told, body, for_clients(retry_after), after_s, secrets)
 
 
 def _fault(
