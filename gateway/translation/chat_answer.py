@@ -162,7 +162,7 @@ class ChatAnswer:
             "content": "".join(texts) if texts or not (thoughts or calls) else None,
             "refusal": None if answer.stop_details is None else answer.stop_details.explanation,
         }
-        if thoughts:
+        if any(thoughts):
             message["reasoning_content"] = "".join(thoughts)
         if calls and self.legacy:
             message["function_call"] = calls[0]["function"]
@@ -172,6 +172,8 @@ class ChatAnswer:
         return msgspec.json.encode(self._head("chat.completion") | {"choices": [choice], **self._told()})
 
     def _begin_block(self, at: int, block: _Block) -> list[bytes]:
+        if block.type not in ("text", "thinking", "tool_use"):
+            return []
         chunks = [] if self._begun else [self._role("" if block.type == "text" else None)]
         if block.type == "text" and block.text:
             chunks.append(self._chunk({"content": block.text}))

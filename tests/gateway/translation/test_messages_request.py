@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.ask import Body
 from gateway.translation.messages_request import messages_request
-from tests.standins.anthropic import problem
+from tests.standins.anthropic_checks import problem
 from worker.protocol.errors import ApiError
 
 MODEL = "claude-sonnet-4-6"
