@@ -25,7 +25,9 @@ from gateway.tenants.records import ConfigurationError
 @click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 @click.option("--yes", is_flag=True, help="Do it without asking.")
 @click.option(
-    "--prune", is_flag=True, help="Take away what the file's lists leave out: revoke keys, lift limits, delete routes."
+    "--prune",
+    is_flag=True,
+    help="Take away what the file's lists leave out: revoke keys, lift limits, delete routes and backends.",
 )
 @click.option(
     "--keys-file",
@@ -33,7 +35,7 @@ from gateway.tenants.records import ConfigurationError
     help="Append new secrets to this file, which only its owner may read. [standard output]",
 )
 def apply(path: Path, dry_run: bool, yes: bool, prune: bool, keys_file: Path | None) -> None:
-    """Make pools, routes, prices and tenants as a file says.
+    """Make pools, backends, routes, prices and tenants as a file says.
 
     Shows the differences first and asks. What the file does not name stays as it is, unless --prune is given. Each step
     is in the audit log; done again, there is nothing to do.
@@ -51,11 +53,13 @@ def apply(path: Path, dry_run: bool, yes: bool, prune: bool, keys_file: Path | N
             planner = FleetPlanner(
                 directory=session.directory,
                 catalog=session.catalog,
+                backends=session.backends,
                 prices=session.prices,
                 clock=session.clock,
                 actor=session.actor,
                 secret_key=SecretKey(settings.secret_key) if settings.secret_key else None,
                 tell_secret=secrets.tell,
+                environ=os.environ,
                 prune=prune,
             )
             steps = await planner.plan(fleet)

@@ -150,6 +150,10 @@ class BackendChanges:
             await audit(connection, actor, "delete", "backend", name, before=_audited(before))
         await self._tell()
 
+    def checked(self, spec: BackendSpec) -> BackendSpec:
+        """``spec`` in its normal form, if it can be. Raises ConfigurationError."""
+        return check_backend(spec, self._brands)
+
     async def has_secrets(self, name: str, change: BackendChange) -> bool:
         """Whether the key and headers of ``change`` are those that the backend has. Raises UnknownBackend."""
         async with transaction(self._engine) as connection:

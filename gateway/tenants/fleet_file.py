@@ -1,4 +1,4 @@
-"""A fleet file: pools, routes, prices and tenants as they should be, in TOML."""
+"""A fleet file: pools, backends, routes, prices and tenants as they should be, in TOML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.billing.price_spec import RATES, Basis, PriceSpec, checked, parse_rate
-from gateway.routing.route import UnpricedPolicy
+from gateway.routing.route import Target, UnpricedPolicy
 from gateway.tenants.fleet_steps import at
 from gateway.tenants.limit_amount import required_amount
 from gateway.tenants.principal import BudgetPeriod, Metric, RateWindow, RedisLossPolicy, Scope, Subject
@@ -20,6 +20,44 @@ from gateway.tenants.records import ConfigurationError
 from gateway.tenants.specs import LimitSpec, check_limit
 
 Moment = Annotated[datetime, Meta(tz=True)]
+
+
+class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields as in ``BackendSpec``. What is left out has the usual value in a new one, and stays as it is in another.
+
+    Secrets are not in the file: ``api_key_env``, and the values of ``headers_env``, name environment variables.
+    """
+
+    name: str
+    pool: str
+    brand: str
+    base_url: str
+    api_key_env: str | UnsetType = UNSET
+    headers: dict[str, str] | UnsetType = UNSET
+    """With ``headers_env`` all that it has."""
+    headers_env: dict[str, str] | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    context_length: int | UnsetType = UNSET
+    weight: float | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
+    connect_timeout_s: float | UnsetType = UNSET
+    first_byte_timeout_s: float | UnsetType = UNSET
+    idle_timeout_s: float | UnsetType = UNSET
+    enabled: bool | UnsetType = UNSET
+
+
+class TargetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """As ``Target``."""
+
+    pool: str
+    backend_model: str | UnsetType = UNSET
+    """Left out: as the route's name."""
+    weight: float = 1.0
+    priority: int = 0
+
+    def target(self, route: str) -> Target:
+        model = route if self.backend_model is UNSET else self.backend_model
+        return Target(self.pool, model, self.weight, self.priority)
 
 
 class RouteEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +72,16 @@ class RouteEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     timeout_s: float | UnsetType = UNSET
     unpriced: UnpricedPolicy | UnsetType = UNSET
     tokenizer: str | UnsetType = UNSET
+    weight: float | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
+    more_targets: list[TargetEntry] | UnsetType = UNSET
+
+    def values(self) -> dict[str, Any]:
+        """What is given, as ``RouteChange`` has it, and the name."""
+        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
+        if self.more_targets is not UNSET:
+            given["more_targets"] = tuple(entry.target(self.name) for entry in self.more_targets)
+        return given
 
 
 class PriceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,6 +165,7 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A list that is left out is not looked at."""
 
     pools: list[str] | UnsetType = UNSET
+    backends: list[BackendEntry] | UnsetType = UNSET
     routes: list[RouteEntry] | UnsetType = UNSET
     prices: list[PriceEntry] = []
     tenants: list[TenantEntry] = []
@@ -134,6 +183,7 @@ def read_fleet_file(text: str) -> FleetFile:
         message, _, place = str(fault).partition(" - at `$")
         raise ConfigurationError(f"{_named(values, place.rstrip('`').lstrip('.'))}: {message}") from fault
     _check_once("pool", fleet.pools or ())
+    _check_once("backend", (backend.name for backend in fleet.backends or ()))
     _check_once("route", (route.name for route in fleet.routes or ()))
     _check_once("tenant", (tenant.name for tenant in fleet.tenants))
     _check_once("price", ((p.route, p.tenant, p.basis, p.effective_from) for p in fleet.prices))

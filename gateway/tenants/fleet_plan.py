@@ -1,7 +1,7 @@
 """What has to be done so that all is as a fleet file says: read first, shown, then done step by step.
 
-Nothing is taken away unless ``prune`` is given, and then only what a list in the file leaves out: a route, a pool, or a
-project, key or limit of a tenant that the file names. Tenants and prices are never taken away.
+Nothing is taken away unless ``prune`` is given, and then only what a list in the file leaves out: a route, a backend, a
+pool, or a project, key or limit of a tenant that the file names. Tenants and prices are never taken away.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-import msgspec
 from msgspec import UNSET
 
 from gateway.billing.price_spec import RATES, PriceSpec
@@ -19,8 +18,10 @@ from gateway.clock import Clock
 from gateway.routing.route import Route, new_route
 from gateway.secret_key import SecretKey
 from gateway.tenants.audit import Actor
+from gateway.tenants.backend_changes import BackendChanges
 from gateway.tenants.catalog import Catalog, RouteChange, check_route
 from gateway.tenants.directory import Directory
+from gateway.tenants.fleet_backends import plan_backends
 from gateway.tenants.fleet_file import FleetFile, PriceEntry, RouteEntry, TenantEntry
 from gateway.tenants.fleet_steps import Step, TellSecret, all_pages, at, differences, shown
 from gateway.tenants.fleet_tenants import TenantPlanner
@@ -32,11 +33,14 @@ from gateway.tenants.specs import MAX_PAGE
 class FleetPlanner:
     directory: Directory
     catalog: Catalog
+    backends: BackendChanges
     prices: PriceBook
     clock: Clock
     actor: Actor
     secret_key: SecretKey | None
     tell_secret: TellSecret
+    environ: Mapping[str, str]
+    """Where backends' secrets are read."""
     prune: bool = False
     _removals: list[Step] = field(default_factory=list, init=False)
 
@@ -50,6 +54,10 @@ class FleetPlanner:
         routes = {route.name: route for route in await all_pages(self._routes_page, lambda route: route.name)}
         tenants = {tenant.name: tenant for tenant in await all_pages(self._tenants_page, lambda tenant: tenant.name)}
         steps = await self._pools(fleet)
+        if fleet.backends is not UNSET:
+            made, removed = await plan_backends(self.backends, self.actor, fleet.backends, self.environ)
+            steps += made
+            self._removals = removed + self._removals
         steps += self._routes(fleet, routes)
         planner = TenantPlanner(self.directory, self.clock, self.actor, self.secret_key, self.tell_secret)
         for entry in fleet.tenants:
@@ -94,7 +102,7 @@ class FleetPlanner:
         return steps
 
     def _route(self, entry: RouteEntry, old: Route | None) -> Step | None:
-        values = {name: value for name, value in msgspec.structs.asdict(entry).items() if value is not UNSET}
+        values = entry.values()
         if old is None:
             new = at(f"route {entry.name!r}", lambda: check_route(new_route(**values)))
             details = [f"{name} = {shown(getattr(new, name))}" for name in RouteChange.__struct_fields__]

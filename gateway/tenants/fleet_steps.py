@@ -8,6 +8,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Literal, TypeVar
 
+from gateway.routing.route import Target
 from gateway.tenants.records import ConfigurationError
 
 T = TypeVar("T")
@@ -48,10 +49,12 @@ def differences(old: object, changed: Mapping[str, Any]) -> tuple[str, ...]:
 def shown(value: object) -> str:
     if value is None:
         return "none"
+    if isinstance(value, Target):
+        return f"{value.backend_model} of {value.pool} (weight {value.weight:g}, priority {value.priority})"
     if isinstance(value, Decimal):
         return f"{value.normalize():f}"
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Collection) and not isinstance(value, str):
-        return ", ".join(sorted(map(str, value))) or "none"
+        return ", ".join(sorted(map(shown, value))) or "none"
     return str(value)

@@ -161,9 +161,79 @@ def test_only_prune_takes_away_and_only_from_lists_that_are_there(
     assert "revoked" not in ok(penstock("key", "list", "--tenant", "other"))
 
 
+HOSTED = """
+pools = ["pool", "hosted"]
+[[backends]]
+name = "openai"
+pool = "hosted"
+brand = "openai"
+base_url = "https://api.openai.com/v1"
+api_key_env = "PROVIDER_KEY"
+headers = {openai-beta = "x"}
+headers_env = {openai-organization = "PROVIDER_ORG"}
+weight = 2
+[[backends]]
+name = "local"
+pool = "pool"
+brand = "vllm"
+base_url = "http://10.0.0.1:8000"
+[[routes]]
+name = "m"
+pool = "pool"
+context_length = 1000
+more_targets = [{pool = "hosted", backend_model = "gpt-5", priority = 1}, {pool = "hosted"}]
+"""
+
+
+def test_backends_and_targets_are_made_changed_and_taken_away(
+    apply: Callable[..., Result], penstock: Penstock, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = "Nothing to do: all is as the file says.\n"
+    assert "PROVIDER_KEY" in apply(HOSTED).stderr  # is not set
+    monkeypatch.setenv("PROVIDER_KEY", "sk-very-secret")
+    monkeypatch.setenv("PROVIDER_ORG", "very-secret-too")
+    told = [made := apply(HOSTED, "--yes")]
+    assert "+ backend openai\n    pool = hosted\n    brand = openai\n    base_url = https://api.openai.com\n" in ok(
+        made
+    )
+    assert "    api_key = as PROVIDER_KEY has it\n    headers = openai-beta, openai-organization\n" in made.stdout
+    assert (
+        "    more_targets = gpt-5 of hosted (weight 1, priority 1), m of hosted (weight 1, priority 0)\n" in made.stdout
+    )
+    assert ok(apply(HOSTED, "--prune", "--yes")) == nothing
+    monkeypatch.setenv("PROVIDER_KEY", "sk-very-secret-2")
+    changed = HOSTED.replace("weight = 2", "weight = 3").replace('"gpt-5", priority = 1', '"gpt-5"')
+    told.append(apply(changed, "--yes"))
+    assert (
+        ok(told[-1]) == """\
+~ backend openai
+    weight: 2.0 -> 3.0
+    api_key: changed, as PROVIDER_KEY has it
+~ route m
+    more_targets: gpt-5 of hosted (weight 1, priority 1), m of hosted (weight 1, priority 0) -> """
+        "gpt-5 of hosted (weight 1, priority 0), m of hosted (weight 1, priority 0)\n"
+    )
+    assert ok(apply(changed)) == nothing
+    moved = changed.replace("https://api.openai.com/v1", "https://eu.api.openai.com")
+    assert "base_url: https://api.openai.com -> https://eu.api.openai.com\n" in ok(apply(moved, "--yes"))
+    assert ok(apply(moved)) == nothing
+    less = 'pools = ["pool"]\nbackends = []\nroutes = []\n'
+    told.append(apply(less, "--prune", "--yes"))
+    assert ok(told[-1]) == "- route m\n- backend local\n- backend openai\n- pool hosted\n"
+    audited = str(asyncio.run(_audit(database_url)))
+    assert "openai" in audited
+    assert all("very-secret" not in text for text in (audited, *(each.output for each in told)))
+
+
 WRONG = [
     ("pools = [", ["not TOML"]),
     ("fools = []", ["the file", "fools"]),
+    (HOSTED.replace('brand = "vllm"', 'brand = "vlm"'), ["backend 'local'", "brand"]),
+    (HOSTED.replace('brand = "vllm"', 'brand = "vllm"\napi_key = "k"'), ["backends[1] ('local')", "api_key"]),
+    (HOSTED.replace("http://10.0.0.1:8000", "http://u:p@10.0.0.1"), ["backend 'local'", "base_url", "user"]),
+    (HOSTED.replace('"openai-beta"', '"host"').replace("openai-beta", "host"), ["backend 'openai'", "host"]),
+    (HOSTED.replace('name = "local"', 'name = "openai"'), ["backend 'openai'", "2 times"]),
+    (HOSTED.replace("priority = 1", "priority = 1000"), ["route 'm'", "priority"]),
     (SMALL.replace("context_length", "contxt_length"), ["routes[0] ('m')", "contxt_length"]),
     (SMALL.replace('name = "k"', 'name = "k"\nrole = "x"'), ["tenants[0] ('acme').keys[0] ('k')", "role"]),
     (SMALL.replace('"12.50"', "12.5"), ["limits[0]", "amount_usd", "str"]),
@@ -181,7 +251,11 @@ WRONG = [
 ]
 
 
-def test_what_cannot_be_is_refused_with_its_place(apply: Callable[..., Result], penstock: Penstock) -> None:
+def test_what_cannot_be_is_refused_with_its_place(
+    apply: Callable[..., Result], penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROVIDER_KEY", "k")
+    monkeypatch.setenv("PROVIDER_ORG", "o")
     for wrong, words in WRONG:
         result = apply(wrong, "--yes")
         assert result.exit_code == 1, wrong
