@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.backends.backend import Order
+from gateway.backends.families import create_backends
 from gateway.backends.faults import BackendFault
 from gateway.backends.fleet_worker import FleetWorker
 from gateway.backends.relay import Exchange, Relay
@@ -78,7 +79,8 @@ async def rigged(**limits: float) -> AsyncIterator[Rig]:
     balancer = Balancer(lambda pool: alive if pool == "pool" else [], SystemClock())
     times = TimeLimits(**({"connect_s": 2.0, "first_byte_s": 10.0, "idle_s": 10.0} | limits))
     async with Transport() as transport:
-        yield Rig(Relay(transport, balancer, {"penstock": FleetWorker(TOKEN)}, times), balancer, alive=alive)
+        backends = create_backends(FleetWorker(TOKEN), SystemClock())
+        yield Rig(Relay(transport, balancer, backends, times), balancer, alive=alive)
 
 
 async def read(exchange: Exchange) -> list[bytes]:
