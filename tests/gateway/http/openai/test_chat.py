@@ -307,44 +307,6 @@ async def test_errors_of_the_framework_speak_openai_too(gateway: Any) -> None:
             assert error_of(answer)["type"] in ("invalid_request_error", "authentication_error")
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("phase", ["before the head", "before the first event", "in the prompt", "in the middle"])
-async def test_a_hang_up_reaches_the_worker_within_a_second(
-    start_gateway: Any, upstream: Any, stream: bool, phase: str
-) -> None:
-    closed: list[float] = []
-    waiting = asyncio.Event()
-
-    async def generates(c: Any) -> None:
-        if phase != "before the head":
-            await c.begin()
-        if phase == "in the prompt":
-            await c.meter(5, 0)
-        if phase == "in the middle":
-            await c.meter(9, 3)
-            if stream:
-                await c.token("Par", 4)
-        waiting.set()
-        closed.append(await c.wait_closed_by_peer())
-
-    async with start_gateway(limits=[concurrent(1)]) as gateway:
-        await gateway.register(await upstream(generates, paris))
-        _, writer = await ask_raw(gateway, stream=stream)
-        await waiting.wait()
-        await asyncio.sleep(0.1)
-        writer.close()
-        await eventually(lambda: bool(closed))
-        assert closed[0] < 1.0
-        (row,) = await gateway.rows()
-        assert row.status == "aborted"
-        tokens = {True: 4, False: 3}[stream] if phase == "in the middle" else 0
-        assert row.completion_tokens == tokens
-        assert row.prompt_tokens == {"in the prompt": 5, "in the middle": 9}.get(phase, 0)
-        assert row.charged_nano_usd == row.prompt_tokens * 1000 + tokens * 2000
-        async with client_of(gateway) as client:  # the slot is free again
-            assert (await client.post(PATH, json=ASK)).status_code == 200
-
-
 async def test_a_cut_in_mid_stream_is_an_error_event_without_done(gateway: Any, upstream: Any) -> None:
     async def cut(c: Any) -> None:
         await c.begin()
