@@ -260,7 +260,7 @@ async def test_faults_raise_the_right_exceptions(gateway: Any, upstream: Any) ->
             await sdk.responses.cancel(good.id)
         with pytest.raises(openai.BadRequestError, match="not streamed again"):
             await sdk.responses.retrieve(good.id, stream=True)
-        for field, more in [
+        refused: list[tuple[str, dict[str, Any]]] = [
             ("background", {"background": True}),
             ("conversation", {"conversation": "conv_1"}),
             ("prompt", {"prompt": {"id": "pmpt_1"}}),
@@ -270,9 +270,10 @@ async def test_faults_raise_the_right_exceptions(gateway: Any, upstream: Any) ->
             ("max_output_tokens", {"max_output_tokens": 501}),
             ("previous_response_id", {"previous_response_id": "resp_1"}),
             ("include", {"include": ["everything"]}),
-        ]:
+        ]
+        for field, more in refused:
             with pytest.raises(openai.BadRequestError) as wrong:
-                await sdk.responses.create(**({"model": "m", "input": "a"} | more))  # type: ignore[call-overload]
+                await sdk.responses.create(**{"model": "m", "input": "a"} | more)
             assert wrong.value.param == field
     async with sdk_of(gateway, "sk-wrong") as stranger:
         with pytest.raises(openai.AuthenticationError):
