@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from gateway.apis import Family
 from worker.protocol.errors import ApiError, ErrorBody
 
@@ -35,13 +37,27 @@ class BackendFault(Exception):
         self.unhealthy = unhealthy
         self.retry_after_s = retry_after_s
 
+    @property
+    def busy(self) -> bool:
+        """It refused for want of capacity."""
+        return self.retryable and not self.unhealthy and self.status in (429, 503)
+
     def error(self) -> ApiError:
         """What the client is told."""
-        headers = {"retry-after": "1"} if self.status == 503 else None
+        headers = {"retry-after": str(max(1, ceil(self.retry_after_s or 1)))} if self.status == 503 else None
         return ApiError(self.status, self.message, type="server_error", code=self.code, headers=headers)
 
 
-def no_backend(model: str) -> BackendFault:
+def no_backend(model: str, wait_s: float | None = None) -> BackendFault:
+    """``wait_s``: those that are up asked to be left alone for so long; None: none is up."""
+    if wait_s is not None:
+        return BackendFault(
+            "backends_busy",
+            f"All backends that serve the model {model!r} are busy. Try again in {max(1, ceil(wait_s))} s.",
+            status=503,
+            retryable=False,
+            retry_after_s=wait_s,
+        )
     return BackendFault(
         "no_backend_available",
         f"No worker that serves the model {model!r} is up at the moment. Try again shortly.",

@@ -23,7 +23,8 @@ from gateway.billing.usage import TokenUsage
 from gateway.routing.policy import Balancer, Choice
 from worker.protocol.errors import ApiError
 
-MAX_ATTEMPTS = 3
+MAX_ATTEMPTS = 6
+"""Enough for two tiers of targets, see ``gateway.routing.policy.TRIES_A_TIER``."""
 LEAST_RETRY_S = 0.05
 """With less left to the deadline no backend could answer any more."""
 
@@ -118,7 +119,9 @@ class Exchange:
                 await self._give_up(attempt, fault)
                 continue
             if reading.events:
-                self.handed_on = True
+                if not self.handed_on:
+                    self.handed_on = True
+                    self._relay.balancer.answering(attempt.endpoint)
                 if self.first_token_ms is None and (self.usage.completion_tokens or self.usage.source != "backend"):
                     self.first_token_ms = self.elapsed_ms()
                 return reading.events
@@ -144,7 +147,8 @@ class Exchange:
         relay, order = self._relay, self._order
         found, self._next = self._next or self._find(), None
         if found is None:
-            raise self._cannot or faults.no_backend(order.model)
+            wait_s = relay.balancer.wait_s(order.targets, order.api, context_length=order.context_length)
+            raise self._cannot or faults.no_backend(order.model, wait_s)
         choice, outgoing = found
         endpoint = choice.endpoint
         self._tried.append(endpoint.id)
@@ -210,7 +214,9 @@ class Exchange:
             attempt.endpoint,
             unhealthy=unhealthy,
             unreachable=fault.unreachable,
+            busy=fault.busy,
             retry_after_s=fault.retry_after_s,
+            code=fault.code,
         )
 
     async def _close_attempt(self) -> None:

@@ -97,6 +97,10 @@ class Registry:
         """The pool's workers that take requests, as of at most ``REFRESH_S`` ago (later while Redis is away)."""
         return self._endpoints.get(pool, [])
 
+    def all(self) -> list[Endpoint]:
+        """Those of all pools."""
+        return [endpoint for endpoints in self._endpoints.values() for endpoint in endpoints]
+
     def workers(self) -> list[WorkerRecord]:
         """Every live worker, draining ones too."""
         return list(self._records.values())

@@ -1,27 +1,49 @@
-"""How many second attempts a gateway may make: a share of its requests, so that retries never become the load."""
+"""How many further attempts a gateway may make: a share of its requests, so that retries never become the load."""
 
 from __future__ import annotations
 
+import math
+
+from gateway.clock import Clock
+
 RATIO = 0.2
-"""Second attempts for each request, in the long run."""
-RESERVE = 10.0
-"""And so many more, for a gateway with few requests."""
+"""Further attempts for each request, in the long run."""
+RESERVE = 20.0
+"""So many at once whatever the traffic, for a gateway with few requests."""
+RESERVE_PER_S = 1.0
+"""How quickly the reserve fills again without requests."""
+MEMORY_S = 10.0
+"""What busy times earned beyond the reserve fades with this time constant: a burst may cost what about so many seconds
+earned."""
 
 
 class RetryBudget:
-    """A token bucket that requests fill and retries empty."""
+    """A bucket that requests and time fill and retries empty."""
 
-    def __init__(self, *, ratio: float = RATIO, reserve: float = RESERVE) -> None:
+    def __init__(self, clock: Clock, *, ratio: float = RATIO, reserve: float = RESERVE) -> None:
+        self._clock = clock
         self._ratio = ratio
-        self._most = reserve
+        self._reserve = reserve
         self._tokens = reserve
+        self._as_of = clock.monotonic()
 
     def deposit(self) -> None:
-        self._tokens = min(self._most, self._tokens + self._ratio)
+        self._bring_up_to_date()
+        self._tokens += self._ratio
 
     def withdraw(self) -> bool:
         """Whether one more attempt may be made."""
+        self._bring_up_to_date()
         if self._tokens < 1:
             return False
         self._tokens -= 1
         return True
+
+    def _bring_up_to_date(self) -> None:
+        now = self._clock.monotonic()
+        passed, self._as_of = now - self._as_of, now
+        over = self._tokens - self._reserve
+        if over > 0:
+            self._tokens = self._reserve + over * math.exp(-passed / MEMORY_S)
+        else:
+            self._tokens = min(self._reserve, self._tokens + passed * RESERVE_PER_S)
