@@ -16,7 +16,7 @@ from gateway.backends import anthropic_errors, faults
 from gateway.backends.anthropic_reader import MessageBody, MessageEvents
 from gateway.backends.backend import Order, Outgoing, Reader
 from gateway.backends.faults import BackendFault
-from gateway.clock import Clock
+from gateway.clock import Clock, SystemClock
 from gateway.routing.route import Endpoint
 from gateway.translation.chain import Chain
 from gateway.translation.chat_answer import ChatAnswer
@@ -31,9 +31,9 @@ NO_SECRETS: Final = frozenset(("anthropic-version", "anthropic-beta", "user-agen
 
 
 class Anthropic:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         """``clock``: when an answer was made, which Anthropic does not tell and a chat completion does."""
-        self._clock = clock
+        self._clock = clock or SystemClock()
 
     def outgoing(self, order: Order, endpoint: Endpoint, model: str) -> Outgoing:
         headers = {

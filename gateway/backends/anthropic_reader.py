@@ -228,15 +228,19 @@ class _Usage:
         return True
 
     def _now(self) -> TokenUsage | None:
-        tokens = self._text.tokens
-        if self._all:
-            return self._reported
-        if not self._anything:
-            return estimated(self._order, tokens) if tokens else None
-        guess = estimated(self._order, tokens).completion_tokens
-        if guess <= self._reported.completion_tokens:
-            return self._reported
-        return replace(self._reported, completion_tokens=guess, source="estimated")
+        reported, tokens = self._reported, self._text.tokens
+        if self._all and reported.prompt_tokens:
+            return reported
+        if not self._anything and not tokens:
+            return None
+        guess = estimated(self._order, tokens)
+        prompt = reported.prompt_tokens or guess.prompt_tokens
+        completion = reported.completion_tokens
+        if not self._all:
+            completion = max(completion, guess.completion_tokens)
+        if (prompt, completion) == (reported.prompt_tokens, reported.completion_tokens):
+            return reported
+        return replace(reported, prompt_tokens=prompt, completion_tokens=completion, source="estimated")
 
 
 def decoded(data: bytes) -> Any:

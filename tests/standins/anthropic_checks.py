@@ -31,7 +31,7 @@ def _problems(request: dict[str, Any]) -> Iterator[str]:
         yield "max_tokens: must be greater than or equal to 1"
     if not 0 <= request.get("temperature", 1) <= 1:
         yield "temperature: range: 0..1"
-    for at, block in enumerate(request.get("system", [])):
+    for at, block in enumerate(_blocks(request.get("system", []))):
         yield from _block(f"system.{at}", block, {"text"})
     role = None
     calls: set[str] = set()
@@ -41,7 +41,7 @@ def _problems(request: dict[str, Any]) -> Iterator[str]:
             yield f"{where}: roles must alternate"
         role = turn["role"]
         yield from _turn(where, turn, calls)
-        calls = {block["id"] for block in turn["content"] if block["type"] == "tool_use"}
+        calls = {block["id"] for block in _blocks(turn["content"]) if block["type"] == "tool_use"}
     for at, stop in enumerate(request.get("stop_sequences", [])):
         if not stop.strip():
             yield f"stop_sequences.{at}: each stop sequence must contain non-whitespace"
@@ -61,7 +61,7 @@ def _turn(where: str, turn: dict[str, Any], calls: set[str]) -> Iterator[str]:
         yield f"{where}: content must be non-empty"
     kinds = {"user": {"text", "image", "document", "tool_result"}, "assistant": {"text", "tool_use"}}[turn["role"]]
     results: set[str] = set()
-    for at, block in enumerate(turn["content"]):
+    for at, block in enumerate(_blocks(turn["content"])):
         yield from _block(f"{where}.content.{at}", block, kinds)
         if block["type"] == "tool_result":
             if len(results) < at:
@@ -69,6 +69,10 @@ def _turn(where: str, turn: dict[str, Any], calls: set[str]) -> Iterator[str]:
             results.add(block["tool_use_id"])
     if results != calls and turn["role"] == "user":
         yield f"{where}: `tool_use` ids were found without `tool_result` blocks immediately after, or the reverse"
+
+
+def _blocks(content: Any) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 _SHAPES: dict[str, Any] = {
@@ -96,7 +100,7 @@ def _block(where: str, block: dict[str, Any], kinds: set[str]) -> Iterator[str]:
     for id in (block.get("id"), block.get("tool_use_id")):
         if id is not None and not re.fullmatch("[a-zA-Z0-9_-]+", id):
             yield f"{where}: id should match pattern '^[a-zA-Z0-9_-]+$'"
-    for at, inner in enumerate(block["content"] if block["type"] == "tool_result" and "content" in block else []):
+    for at, inner in enumerate(_blocks(block.get("content", [])) if block["type"] == "tool_result" else []):
         yield from _block(f"{where}.content.{at}", inner, {"text", "image", "document"})
 
 
