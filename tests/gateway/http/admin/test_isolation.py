@@ -25,6 +25,10 @@ TENANT_DOORS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("GET", "/v1/models"): [],  # names nothing; what it lists is looked at below
     ("GET", "/v1/models/{model:path}"): [{"path": "/v1/models/{route}"}],
     ("POST", "/v1/chat/completions"): [{"path": "/v1/chat/completions", "json": ASK | {"model": "{route}"}}],
+    ("POST", "/v1/messages"): [{"path": "/v1/messages", "json": ASK | {"model": "{route}", "max_tokens": 5}}],
+    ("POST", "/v1/messages/count_tokens"): [
+        {"path": "/v1/messages/count_tokens", "json": ASK | {"model": "{route}"}},
+    ],
     ("GET", "/v1/usage"): [
         {"path": "/v1/usage", "params": {"key": "{key}"}},
         {"path": "/v1/usage", "params": {"project": "{project}"}},
@@ -95,11 +99,16 @@ async def test_another_tenants_things_are_not_there(gateway: Any, upstream: Any)
                 filled = json.loads(_fill(json.dumps(wanted), nobody))
                 like = await client.request(method, filled.pop("path"), **filled)
                 assert like.status_code == answer.status_code
-                assert _blank(answer.text, other) == _blank(like.text, nobody)
+                assert _blank(_told(answer), other) == _blank(_told(like), nobody)
         assert (await client.get("/v1/models")).json()["data"] == []
         report = (await client.get("/v1/usage", params={"group_by": ["key", "project"]})).json()
         assert report["data"] == []
     await gateway.rows(1)
+
+
+def _told(answer: httpx.Response) -> str:
+    """Without the request's own id, which Anthropic's errors repeat."""
+    return answer.text.replace(answer.headers.get("x-request-id", "-"), "-")
 
 
 def assert_not_there(answer: httpx.Response, other: dict[str, str], path: str) -> None:
