@@ -33,6 +33,8 @@ OUTPUT_TOKENS: Final = 16
 """Fewer are an error to some models that reason before they speak."""
 _LONGEST_LIST: Final = 8 * 1024 * 1024
 _LONGEST_DETAIL: Final = 300
+_SHORTEST_SECRET: Final = 8
+"""Characters: shorter values of headers are words that may stand anywhere."""
 _MESSAGES: Final = msgspec.Raw(b'[{"role":"user","content":"Say hi."}]')
 
 
@@ -92,7 +94,7 @@ class Trials:
                 async with asyncio.timeout(max(0.0, min(self._step_s, end - began))):
                     passed, detail = True, await work()
             except TimeoutError:
-                passed = False
+                passed, final = False, name == "connect"
                 detail = (
                     f"no answer within {loop.time() - began:.0f} s; see whether the server is busy or still loads its "
                     "model, then try again"
@@ -114,8 +116,9 @@ class _Trial:
     def clean(self, text: str) -> str:
         """``text`` in one line without the backend's secrets, should it have repeated them."""
         for value in self._endpoint.headers.values():
-            for secret in (value, value.removeprefix("Bearer ")):
-                text = text.replace(secret, "***")
+            for secret in (value, value.rpartition(" ")[2]):
+                if len(secret) >= _SHORTEST_SECRET:
+                    text = text.replace(secret, "***")
         text = "".join(c if c.isprintable() else " " for c in text)
         return text if len(text) <= _LONGEST_DETAIL else text[: _LONGEST_DETAIL - 3] + "..."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +18,12 @@ from click.testing import CliRunner
 from sqlalchemy.engine import make_url
 
 from gateway.cli import cli
+from gateway.clock import SystemClock
 from gateway.db.migrate import MIGRATIONS, upgrade
 from gateway.local.services import EmbeddedPostgres
+from gateway.routing.route import Route, Target
+from gateway.tenants.catalog import Catalog
+from tests.gateway.db.support import opened
 
 ACME, GLOBEX, QUIET = uuid4(), uuid4(), uuid4()
 
@@ -65,6 +70,42 @@ def test_limits_of_columns_become_rows_and_columns_again(
         (ACME, 2**53 - 1, "month", "Europe/Berlin"),
         (GLOBEX, 0, "total", "UTC"),
     }
+
+
+def test_routes_have_one_target_and_rows_one_api_until_told_otherwise(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upgrade(empty_database_url, "0005")
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute("INSERT INTO pools (name) VALUES ('pool')")
+        connection.execute(
+            "INSERT INTO routes (name, pool, backend_model, context_length, default_output_tokens, max_output_tokens, "
+            "timeout_s) VALUES ('m', 'pool', 'theirs', 1000, 50, 500, 30)"
+        )
+    upgrade(empty_database_url)
+
+    async def routes() -> list[Route]:
+        async with opened(empty_database_url) as engine:
+            return await Catalog(engine, SystemClock()).routes()
+
+    before = Route("m", "pool", "theirs", 1000, 50, 500, 30.0)
+    assert asyncio.run(routes()) == [before]
+    assert before.targets == (Target("pool", "theirs", weight=1.0, priority=0),)
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute("INSERT INTO route_targets VALUES ('m', 1, 'pool', 'other', 0.5, 1)")
+        connection.execute(
+            "INSERT INTO backends (name, pool, brand, base_url, context_length) VALUES ('b', 'pool', 'x', 'http:', 9)"
+        )
+    assert asyncio.run(routes())[0].targets[1:] == (Target("pool", "other", weight=0.5, priority=1),)
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    monkeypatch.setenv("DATABASE_URL", empty_database_url)
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1")
+    command.downgrade(config, "0005")
+    assert _rows(empty_database_url, "SELECT name, backend_model FROM routes") == [("m", "theirs")]
+    upgrade(empty_database_url)
+    assert asyncio.run(routes()) == [before]
 
 
 def test_a_user_who_may_make_no_roles_is_told_what_to_ask_for_and_needs_no_more(

@@ -121,7 +121,7 @@ async def test_a_route_may_have_several_targets(gateway: Any) -> None:
         assert changed == route | {"priority": 2, "version": 2}
         assert (await client.patch("/routes/r", json={"priority": 2, "more_targets": more})).json() == changed
         assert (await client.patch("/routes/r", json={"more_targets": []})).json()["more_targets"] == []
-        problem(await client.delete("/pools/pool"), 409, "routes use the pool")
+        problem(await client.delete("/pools/pool"), 409, "use the pool 'pool' (m, r)")
         for bad, status in (
             ({"more_targets": [{"pool": "other"}]}, 400),
             ({"more_targets": [more[0] | {"pool": "nowhere"}]}, 404),

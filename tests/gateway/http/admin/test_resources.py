@@ -150,6 +150,8 @@ async def test_lists_come_in_pages(gateway: Any) -> None:
                 amount_usd="1",
             )
             await made(client, "/pools", name=f"pool{number}")
+            backend = {"pool": "pool", "brand": "generic", "base_url": "http://127.0.0.1:1"}
+            await made(client, "/backends", name=f"b{number}", **backend)
             await made(client, "/routes", name=f"org/route{number}", pool="pool", context_length=100)
             begin = (datetime.now(UTC) + timedelta(days=number + 1)).isoformat()
             await made(
@@ -162,6 +164,7 @@ async def test_lists_come_in_pages(gateway: Any) -> None:
             "/tenants/acme/keys",
             "/tenants/acme/limits",
             "/pools",
+            "/backends",
             "/routes",
         ]
         for path in [*paths, "/prices?route=m", "/admin-keys", "/audit"]:
