@@ -11,6 +11,7 @@ import msgspec
 import structlog
 from sqlalchemy import delete, select
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.clock import Clock
@@ -43,7 +44,7 @@ class ResponseStore:
     async def put(self, principal: Principal, response_id: str, stored: Stored) -> bool:
         """Keep it, if it can be; whether it was. Raises nothing."""
         value = msgspec.json.encode(stored)
-        if not self.keeps or len(value) > MOST_BYTES:
+        if len(value) > MOST_BYTES:
             _log.info("response_not_stored", response_id=response_id, reason="too_large", bytes=len(value))
             return False
         now = self._clock.now()
@@ -60,6 +61,10 @@ class ResponseStore:
                 await connection.execute(insert(stored_responses).values(row).on_conflict_do_nothing())
         except DatabaseUnavailable as fault:
             _log.warning("response_not_stored", response_id=response_id, reason="database_away", error=str(fault))
+            return False
+        except DBAPIError as fault:
+            # Without its statement and parameters: they are long.
+            _log.error("response_not_stored", response_id=response_id, reason="fault", error=str(fault.orig))
             return False
         except Exception:
             # Whatever it is, it must not cost the client an answer that is complete and paid.
