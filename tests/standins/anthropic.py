@@ -24,8 +24,8 @@ from tests.standins.base import EVENT_STREAM, Reply, Request, StandIn
 
 
 class Anthropic(StandIn):
-    """Scenarios: ``text``, ``tools``, ``reasoning``, ``keep_alive`` (pings before the answer); those of ``errors``; faults
-    in a stream: ``error_first`` (behind ``message_start``), ``error_in_stream``, ``cut``."""
+    """Scenarios: ``text``, ``tools``, ``reasoning``, ``keep_alive`` (pings before it); those of ``errors``; faults in a
+    stream: ``error_first`` (behind ``message_start``), ``error_in_stream``, ``cut``."""
 
     brand = "anthropic"
     errors: ClassVar[dict[str, tuple[int, str, str]]] = {

@@ -84,6 +84,12 @@ def test_anthropics_running_totals_are_not_added_up() -> None:
     assert usage == TokenUsage(75, 13, 60, cache_write_tokens=4)
 
 
+def test_anthropics_thinking_is_inside_its_output() -> None:
+    usage = anthropic_usage({"input_tokens": 3, "output_tokens": 9, "output_tokens_details": {"thinking_tokens": 4}})
+    assert usage == TokenUsage(3, 9, reasoning_tokens=4)
+    assert anthropic_usage({"output_tokens": 12}, usage) == TokenUsage(3, 12, reasoning_tokens=4)
+
+
 def test_openais_running_totals_are_not_added_up() -> None:
     usage = TokenUsage(compute_us=7, source="counted")
     for completion in (1, 2, 3):
