@@ -12,7 +12,8 @@ from gateway.backends import faults, openai_errors
 from gateway.backends.backend import Order, Outgoing, Reader
 from gateway.backends.brands import BRANDS, Brand
 from gateway.backends.faults import BackendFault
-from gateway.backends.openai_reader import EventReader, GatheringReader, WholeReader, decoded
+from gateway.backends.lenient_json import decoded, encoded
+from gateway.backends.openai_reader import EventReader, GatheringReader, WholeReader
 from gateway.clock import Clock, SystemClock
 from gateway.routing.route import Endpoint
 from worker.protocol.headers import REQUEST_ID
@@ -47,7 +48,7 @@ class OpenAICompatible:
         }
         if order.traceparent is not None:
             headers["traceparent"] = order.traceparent
-        body = (order.body if order.chat is None else order.chat) | {"model": msgspec.Raw(msgspec.json.encode(model))}
+        body = order.words() | {"model": msgspec.Raw(msgspec.json.encode(model))}
         _cap(body, order, brand)
         if order.streamed and brand.usage_on_request:
             body["stream_options"] = _stream_options(body)
@@ -102,4 +103,4 @@ def _stream_options(body: Body) -> msgspec.Raw:
     options = decoded(bytes(body["stream_options"]))
     if not isinstance(options, dict):
         return _WITH_USAGE
-    return msgspec.Raw(msgspec.json.encode(options | {"include_usage": True}))
+    return msgspec.Raw(encoded(options | {"include_usage": True}))

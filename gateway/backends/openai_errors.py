@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.backends.faults import BackendError, BackendFault
+from gateway.backends.lenient_json import decoded
 from gateway.backends.retry_after import for_clients, retry_after_s
 from worker.protocol.errors import ErrorBody, ErrorEnvelope
 
@@ -125,7 +126,7 @@ def _fault(
         return _unreadable(status, after_s, elsewhere=elsewhere, told=True)
     message = told.message or "The backend failed."
     body = ErrorBody(
-        _masked(message.encode(errors="replace"), secrets).decode()[:LONGEST_MESSAGE],
+        _masked(message.encode(), secrets).decode(),
         told.type or ("server_error" if status >= 500 else "invalid_request_error"),
         told.param,
         told.code,
@@ -186,9 +187,8 @@ def _unreadable(status: int, after_s: float | None, *, elsewhere: bool, told: bo
 
 def _told(body: bytes, *, refused: bool) -> Told | None:
     """``refused``: it is known already that this is an error, so any words may tell it."""
-    try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    value = decoded(body)
+    if value is None:
         return _plain(body) if refused else None
     whole = body if isinstance(value, dict) else None
     if isinstance(value, list) and value:
@@ -197,16 +197,13 @@ def _told(body: bytes, *, refused: bool) -> Told | None:
         return None
     error = value.get("error")
     if isinstance(error, dict) and any(part is not None for part in error.values()):
-        told = _of_fields(error, body=whole)
-        if not refused and whole is not None:
-            told = _of_fields(error, body=msgspec.json.encode({"error": error}))
-        return told
+        return _of_fields(error, body=whole if refused or len(value) == 1 else None)
     if isinstance(error, str) and error:
-        return Told(error, status=STATUS_BY_NAME.get(error.lower()))
+        return Told(_clean(error), status=STATUS_BY_NAME.get(error.lower()))
     if value.get("object") == "error" or (refused and isinstance(value.get("message"), str)):
         return _of_fields(value, body=None)
     if refused and "detail" in value:
-        return Told(_detail(value["detail"]))
+        return Told(_clean(_detail(value["detail"])))
     return None
 
 
@@ -221,10 +218,10 @@ def _of_fields(error: dict[str, Any], *, body: bytes | None) -> Told:
         status = by_name
     exact = body is not None and isinstance(message, str) and len(body) <= LONGEST_BODY
     return Told(
-        message if isinstance(message, str) else None,
-        kind[:256] if isinstance(kind, str) and kind else None,
-        param[:256] if isinstance(param, str) else None,
-        code[:256] if isinstance(code, str) and code else None,
+        _clean(message),
+        _clean(kind, most=256) or None,
+        _clean(param, most=256),
+        _clean(code, most=256) or None,
         status,
         body if exact else None,
     )
@@ -251,6 +248,11 @@ def _detail(detail: object) -> str | None:
             where = ".".join(str(part) for part in place if part != "body") if isinstance(place, list) else ""
             told.append(f"{where}: {each['msg']}" if where else each["msg"])
     return "; ".join(told) or None
+
+
+def _clean(text: object, *, most: int = LONGEST_MESSAGE) -> str | None:
+    """Text that can be encoded; None for what is none."""
+    return text[:most].encode(errors="replace").decode() if isinstance(text, str) else None
 
 
 def _plain(body: bytes) -> Told | None:

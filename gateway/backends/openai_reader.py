@@ -17,6 +17,7 @@ from gateway.backends import faults
 from gateway.backends.backend import Order, Reading
 from gateway.backends.estimates import TextCount, estimated
 from gateway.backends.faults import BackendFault
+from gateway.backends.lenient_json import decoded
 from gateway.backends.openai_errors import error_of_event
 from gateway.backends.openai_reshaping import events_of, whole_of
 from gateway.backends.renaming import renamed
@@ -193,6 +194,8 @@ class WholeReader:
         self._size = 0
 
     def feed(self, chunk: bytes) -> Reading:
+        if self._size > BODY_LIMIT:
+            return Reading()
         self._size += len(chunk)
         if self._size > BODY_LIMIT:
             self._parts.clear()
@@ -201,33 +204,37 @@ class WholeReader:
         return Reading()
 
     def end(self) -> Reading:
+        if self._size > BODY_LIMIT:
+            return Reading()
         body = b"".join(self._parts)
-        answer = decoded(body)
-        if not isinstance(answer, dict):
-            error = error_of_event(body, secrets=self._secrets) if isinstance(answer, list) else None
-            return Reading(fault=error or faults.malformed("sent an answer that is not a JSON object"))
         error = error_of_event(body, secrets=self._secrets) if b'"error"' in body else None
         if error is not None:
             return Reading(fault=error)
-        content = "data" if self._order.api == "embeddings" else "choices"
-        if not isinstance(answer.get(content), list):
-            return Reading(fault=faults.malformed(f"sent an answer without {content!r}"))
+        answer = _whole_of(body)
+        if answer is None:
+            return Reading(fault=faults.malformed("sent an answer that is not a JSON object"))
+        embeds = self._order.api == "embeddings"
+        if not bytes(answer.data if embeds else answer.choices).startswith(b"["):
+            return Reading(fault=faults.malformed("sent an answer without content"))
         before = TokenUsage()
-        usage = openai_usage(answer.get("usage"), before)
+        usage = openai_usage(answer.usage, before)
         if usage is before:
             text = TextCount()
-            text.add(body)
-            usage = estimated(self._order, 0 if content == "data" else text.tokens)
+            text.add(b"" if embeds else body)
+            usage = estimated(self._order, text.tokens)
         try:
-            return Reading(self._told(body, answer), usage, complete=True)
+            return Reading(self._told(body), usage, complete=True)
         except Untranslatable as fault:
             return Reading(usage=usage, fault=_untranslatable(fault))
 
-    def _told(self, body: bytes, answer: dict[str, Any]) -> list[bytes]:
+    def _told(self, body: bytes) -> list[bytes]:
         """Raises Untranslatable."""
         order, translator = self._order, self._translator
         if not order.streamed:
             return [renamed(body, order.model) if translator is None else translator.whole(body)]
+        answer = decoded(body)
+        if not isinstance(answer, dict):
+            raise Untranslatable("is not wholly JSON")
         events = events_of(answer, include_usage=order.include_usage)
         if translator is None:
             return [renamed(data, order.model) for data in events]
@@ -245,6 +252,7 @@ class GatheringReader:
         ends_with_done: bool = True,
         secrets: Sequence[str] = (),
     ) -> None:
+        self._over = False
         streamed = replace(order, streamed=True, include_usage=True)
         self._events = EventReader(streamed, ends_with_done=ends_with_done, secrets=secrets)
         self._translator = translator
@@ -258,10 +266,13 @@ class GatheringReader:
         return self._gather(self._events.end())
 
     def _gather(self, reading: Reading) -> Reading:
+        if self._over:
+            return Reading()
         self._chunks += reading.events
         self._size += sum(map(len, reading.events))
         reading.events = []
         if self._size > BODY_LIMIT:
+            self._over = True
             self._chunks.clear()
             return Reading(usage=reading.usage, fault=faults.malformed("sent an answer that is too long"))
         if not reading.complete:
@@ -287,15 +298,26 @@ class _Usage(msgspec.Struct):
         return bytes(self.choices) in (b"[]", b"null") or not bytes(self.choices).strip(b"[] \t\r\n")
 
 
+class _Whole(msgspec.Struct):
+    """A whole answer; its content may be large, and half a surrogate pair in it is the model's own."""
+
+    usage: Any = None
+    choices: msgspec.Raw = msgspec.Raw(b"")
+    data: msgspec.Raw = msgspec.Raw(b"")
+
+
+_whole_decoder = msgspec.json.Decoder(_Whole)
 _usage_decoder = msgspec.json.Decoder(_Usage)
 
 
-def decoded(data: bytes) -> Any:
-    """The JSON value; None for what is none."""
+def _whole_of(body: bytes) -> _Whole | None:
     try:
-        return msgspec.json.decode(data)
+        return _whole_decoder.decode(body)
     except (msgspec.DecodeError, RecursionError):
-        return None
+        value = decoded(body)
+        if not isinstance(value, dict):
+            return None
+        return _Whole(value.get("usage"), _list_or_not(value.get("choices")), _list_or_not(value.get("data")))
 
 
 def _usage_of(data: bytes) -> _Usage | None:
@@ -303,12 +325,20 @@ def _usage_of(data: bytes) -> _Usage | None:
     try:
         told = _usage_decoder.decode(data)
     except (msgspec.DecodeError, RecursionError):
-        return None
+        value = decoded(data)
+        if not isinstance(value, dict):
+            return None
+        told = _Usage(value.get("usage"), _list_or_not(value.get("choices")))
     if told.usage is None and b'"usage"' in bytes(told.choices):
         choices = decoded(told.choices)
         first = choices[0] if isinstance(choices, list) and choices else None
         told.usage = first.get("usage") if isinstance(first, dict) else None
     return None if told.usage is None else told
+
+
+def _list_or_not(value: object) -> msgspec.Raw:
+    """As much of it as is asked of it: whether it is a list, and whether there is anything in it."""
+    return msgspec.Raw(b"null" if not isinstance(value, list) else b"[{}]" if value else b"[]")
 
 
 def _untranslatable(fault: Untranslatable) -> BackendFault:

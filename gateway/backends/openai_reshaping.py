@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
+from gateway.backends.lenient_json import decoded, encoded
 
 _TOLD_ONCE: Final = frozenset(("id", "index", "role", "type", "object", "model", "system_fingerprint", "service_tier"))
 """Text that each chunk repeats whole; other text is told piece by piece."""
@@ -22,9 +22,9 @@ def events_of(answer: dict[str, Any], *, include_usage: bool) -> list[bytes]:
     if answer.get("object") == "chat.completion":
         chunk["object"] = "chat.completion.chunk"
     chunk["choices"] = [_chunk_choice(each) for each in choices] if isinstance(choices, list) else []
-    events = [msgspec.json.encode(chunk)]
+    events = [encoded(chunk)]
     if include_usage and isinstance(usage, dict):
-        events.append(msgspec.json.encode(chunk | {"choices": [], "usage": usage}))
+        events.append(encoded(chunk | {"choices": [], "usage": usage}))
     return events
 
 
@@ -32,10 +32,7 @@ def whole_of(chunks: list[bytes]) -> bytes | None:
     """The whole answer that a stream's chunks come to; None if they are none."""
     whole: dict[str, Any] = {}
     for data in chunks:
-        try:
-            chunk = msgspec.json.decode(data)
-        except (msgspec.DecodeError, RecursionError):
-            return None
+        chunk = decoded(data)
         if not isinstance(chunk, dict):
             return None
         whole = _merged(whole, chunk)
@@ -45,7 +42,7 @@ def whole_of(chunks: list[bytes]) -> bytes | None:
     if whole.get("object") == "chat.completion.chunk":
         whole["object"] = "chat.completion"
     whole["choices"] = [_whole_choice(each) for each in choices]
-    return msgspec.json.encode(whole)
+    return encoded(whole)
 
 
 def _chunk_choice(choice: object) -> object:

@@ -6,6 +6,8 @@ import re
 
 import msgspec
 
+from gateway.backends.lenient_json import decoded, encoded
+
 _MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*+")')
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -28,7 +30,7 @@ def renamed(data: bytes, model: str) -> bytes:
     try:
         fields = _fields.decode(data)
     except (msgspec.DecodeError, RecursionError):
-        return data
+        return _leniently_renamed(data, model)
     named = bytes(fields.get("model", b""))
     if named in (b"", new):
         return data
@@ -36,3 +38,11 @@ def renamed(data: bytes, model: str) -> bytes:
         return b"".join((data[: match.start(1)], new, data[match.end(1) :]))
     fields["model"] = msgspec.Raw(new)
     return msgspec.json.encode(fields)
+
+
+def _leniently_renamed(data: bytes, model: str) -> bytes:
+    value = decoded(data)
+    if not isinstance(value, dict) or value.get("model", model) == model:
+        return data
+    value["model"] = model
+    return encoded(value)
