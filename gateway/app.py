@@ -10,6 +10,7 @@ from functools import partial
 from importlib.metadata import version
 
 from litestar import Litestar
+from litestar.datastructures import State
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import ScalarRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
@@ -37,6 +38,7 @@ from gateway.db.migrate import check_schema
 from gateway.http.admin.router import admin_router
 from gateway.http.anthropic.count_tokens import count_tokens_handler
 from gateway.http.anthropic.door import MESSAGES, MessagesDoor
+from gateway.http.draining import Drain
 from gateway.http.errors import EXCEPTION_HANDLERS
 from gateway.http.fleet import fleet_handlers
 from gateway.http.health import health_handlers
@@ -104,6 +106,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     def endpoints(pool: str) -> list[Endpoint]:
         return [*registry.endpoints(pool), *declared.endpoints(pool)]
 
+    drain = Drain()
     transport = Transport()
     balancer = Balancer(endpoints, clock)
     limits = TimeLimits(
@@ -174,6 +177,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             try:
                 yield
             finally:
+                await drain.ended()
                 await admission.close()
                 await drainer.close()
                 for each in (engine, budgets_engine, reports_engine):
@@ -218,9 +222,12 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
                 {"postgres": postgres_answers, "schema": schema_is_current, "redis": registry.refresh},
                 lambda: sum(not worker.draining for worker in registry.workers()) + len(declared.all()),
                 needs_backend=settings.ready_needs_backend,
+                draining=lambda: drain.began,
             ),
         ],
         lifespan=[running],
+        middleware=[drain.middleware],
+        state=State({"drain": drain}),
         exception_handlers=EXCEPTION_HANDLERS,
         openapi_config=OpenAPIConfig(
             title="Penstock",

@@ -27,6 +27,7 @@ def serve(host: str | None, port: int | None) -> None:
     import uvicorn
 
     from gateway.app import create_app
+    from gateway.http.draining import DrainingServer
     from gateway.settings import load_settings
     from gateway.telemetry import configure_logging
     from worker.protocol.http_server import HttpProtocol
@@ -34,8 +35,9 @@ def serve(host: str | None, port: int | None) -> None:
     configure_logging()
     settings = load_settings()
     settings = msgspec.structs.replace(settings, host=host or settings.host, port=port or settings.port)
+    app = create_app(settings)
     config = uvicorn.Config(
-        create_app(settings),
+        app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
@@ -48,7 +50,7 @@ def serve(host: str | None, port: int | None) -> None:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(settings.drain_s),
     )
-    server = uvicorn.Server(config)
+    server = DrainingServer(config, app.state.drain)
     # uvicorn raises the signal again once it has drained; a stop that was asked for is a success, no death by signal.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: sys.exit(0))

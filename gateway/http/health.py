@@ -19,9 +19,13 @@ Check = Callable[[], Awaitable[None]]
 
 
 def health_handlers(
-    checks: Mapping[str, Check], backends: Callable[[], int], *, needs_backend: bool
+    checks: Mapping[str, Check],
+    backends: Callable[[], int],
+    *,
+    needs_backend: bool,
+    draining: Callable[[], bool] = lambda: False,
 ) -> list[HTTPRouteHandler]:
-    """``backends``: how many workers and declared backends take requests."""
+    """``backends``: how many workers and declared backends take requests. ``draining``: whether none are taken here."""
     readings = _Readings(checks)
 
     @get("/healthz", operation_id="health", summary="Whether the process runs", tags=["Operations"], security=[{}])
@@ -38,8 +42,8 @@ def health_handlers(
     async def readyz() -> Response[bytes]:
         passed = await readings.passed()
         alive = backends()
-        ready = all(passed.values()) and (alive > 0 or not needs_backend)
-        state: dict[str, Any] = {"status": "ready" if ready else "unready"}
+        ready = all(passed.values()) and (alive > 0 or not needs_backend) and not draining()
+        state: dict[str, Any] = {"status": "ready" if ready else "draining" if draining() else "unready"}
         state |= {name: "ok" if well else "unavailable" for name, well in passed.items()}
         state["backends"] = alive
         return Response(msgspec.json.encode(state), status_code=200 if ready else 503, media_type="application/json")
