@@ -19,8 +19,8 @@ from gateway.translation.chat_fields import ITEMS, NULL, TEXT, is_null, read
 from gateway.translation.messages_media import document, image
 from worker.protocol.errors import bad_request
 
-MAX_ITEMS = 100_000
-"""Messages of a request, and parts of all its messages: so many messages Anthropic takes."""
+MAX_ITEMS = 20_000
+"""Messages, parts and calls of a request, all together: each is read one by one, while others wait."""
 INVALID_JSON = "INVALID_JSON"
 """The name under which Anthropic has what a model wrote instead of an input."""
 Block = dict[str, Any]

@@ -202,6 +202,17 @@ def test_images_and_files() -> None:
     ]
 
 
+def test_data_that_escapes_what_need_not_be_escaped() -> None:
+    part = b'{"type":"image_url","image_url":{"url":"data:image\\/png;base64,AB\\/+\\u0041"}}'
+    chat = {"messages": msgspec.Raw(b'[{"role":"user","content":[' + part + b"]}]")}
+    request = json.loads(messages_request(chat, model=MODEL, max_tokens=9, stream=False))
+    assert request["messages"][0]["content"][0]["source"] == {
+        "type": "base64",
+        "media_type": "image/png",
+        "data": "AB/+A",
+    }
+
+
 @pytest.mark.parametrize(
     "part",
     [
@@ -341,9 +352,9 @@ def test_messages_that_cannot_be_asked(messages: list[Any]) -> None:
     assert str(refused(*messages).body.param).startswith("messages")
 
 
-def test_more_messages_than_anthropic_takes() -> None:
-    chat = {"messages": msgspec.Raw(b"[" + b",".join([b'{"role":"user","content":"a"}'] * 100_001) + b"]")}
-    with pytest.raises(ApiError, match="100000"):
+def test_more_messages_than_can_be_read_in_a_moment() -> None:
+    chat = {"messages": msgspec.Raw(b"[" + b",".join([b'{"role":"user","content":"a"}'] * 20_001) + b"]")}
+    with pytest.raises(ApiError, match="20000"):
         messages_request(chat, model=MODEL, max_tokens=9, stream=False)
 
 
