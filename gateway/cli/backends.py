@@ -92,7 +92,7 @@ def backends() -> None:
 @click.option(
     "--context-length", type=int, help=f"Most tokens of prompt and output that it takes. [{DEFAULT_CONTEXT_LENGTH}]"
 )
-@click.option("--weight", type=float, help="Its share beside others of its pool and priority. [1]")
+@click.option("--weight", type=float, help="Its share beside others of its pool and priority; 0: if no other is left. [1]")
 @click.option("--priority", type=int, help="Lower first. [0]")
 @click.option("--connect-timeout", "connect_timeout_s", type=_SECONDS, help="[as the gateway's settings have it]")
 @click.option("--first-byte-timeout", "first_byte_timeout_s", type=_SECONDS, help="[as the gateway's settings have it]")

@@ -212,7 +212,7 @@ backends = Table(
     Column("version", BigInteger, nullable=False, server_default=text("1")),
     _timestamp("created_at", default="now()"),
     CheckConstraint("context_length > 0", name="context_length"),
-    CheckConstraint("weight > 0", name="weight"),
+    CheckConstraint("weight >= 0", name="weight"),
     CheckConstraint("connect_timeout_s > 0 AND first_byte_timeout_s > 0 AND idle_timeout_s > 0", name="timeouts"),
 )
 

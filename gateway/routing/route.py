@@ -115,7 +115,7 @@ class Endpoint:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Sent with each request, lower-case names; they bear its secret."""
     weight: float = 1.0
-    """Its share of the requests beside others of its pool and priority."""
+    """Its share of the requests beside others of its pool and priority; 0: only if no other is left."""
     priority: int = 0
     """Lower first."""
     connect_timeout_s: float | None = None

@@ -90,7 +90,7 @@ class BackendSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     context_length: int = DEFAULT_CONTEXT_LENGTH
     """Most tokens that it takes, prompt and output together."""
     weight: float = 1.0
-    """Its share of the requests beside others of its pool and priority."""
+    """Its share of the requests beside others of its pool and priority; 0: only if no other is left."""
     priority: int = 0
     """Lower first."""
     connect_timeout_s: float | None = None
@@ -148,8 +148,8 @@ def check_backend(spec: BackendSpec, brands: Mapping[str, Brand]) -> BackendSpec
         check_name("model", spec.model)
     if not 1 <= spec.context_length <= MAX_CONTEXT_LENGTH:
         raise InvalidField("context_length", f"must be between 1 and {MAX_CONTEXT_LENGTH} tokens")
-    if not 0 < spec.weight <= MAX_WEIGHT:  # NaN is in no range
-        raise InvalidField("weight", f"must be above 0 and at most {MAX_WEIGHT:g}; disable a backend to rest it")
+    if not 0 <= spec.weight <= MAX_WEIGHT:  # NaN is in no range
+        raise InvalidField("weight", f"must be between 0 and {MAX_WEIGHT:g}")
     if not 0 <= spec.priority <= MAX_PRIORITY:
         raise InvalidField("priority", f"must be between 0 and {MAX_PRIORITY}")
     for name, most in (

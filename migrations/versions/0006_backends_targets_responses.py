@@ -34,7 +34,7 @@ CREATE TABLE backends (
     header_names text[] NOT NULL DEFAULT '{}',
     model text,
     context_length integer NOT NULL CONSTRAINT backends_context_length_check CHECK (context_length > 0),
-    weight double precision NOT NULL DEFAULT 1 CONSTRAINT backends_weight_check CHECK (weight > 0),
+    weight double precision NOT NULL DEFAULT 1 CONSTRAINT backends_weight_check CHECK (weight >= 0),
     priority integer NOT NULL DEFAULT 0,
     connect_timeout_s double precision,
     first_byte_timeout_s double precision,

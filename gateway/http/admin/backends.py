@@ -85,7 +85,12 @@ Headers = Annotated[
     ),
 ]
 Context = Annotated[int, Meta(ge=1, le=MAX_CONTEXT_LENGTH, description="Most tokens of prompt and output together.")]
-Weight = Annotated[float, Meta(gt=0, le=MAX_WEIGHT, description="Share beside others of its pool and priority.")]
+Weight = Annotated[
+    float,
+    Meta(
+        ge=0, le=MAX_WEIGHT, description="Share beside others of its pool and priority; 0: only if no other is left."
+    ),
+]
 Priority = Annotated[int, Meta(ge=0, le=MAX_PRIORITY, description="Lower first.")]
 ConnectSeconds = Annotated[float, Meta(gt=0, le=MAX_CONNECT_S)]
 Seconds = Annotated[float, Meta(gt=0, le=LONGEST_REQUEST_S)]

@@ -197,7 +197,7 @@ BAD: list[dict[str, Any]] = [
     {"model": "\x00"},
     {"context_length": 0},
     {"context_length": 10**12},
-    {"weight": 0},
+    {"weight": -0.5},
     {"weight": float("nan")},
     {"weight": float("inf")},
     {"priority": -1},

@@ -69,7 +69,7 @@ async def test_no_answer_and_no_log_tells_a_secret(gateway: Any, capfd: pytest.C
         answers += [await client.post("/backends", json=backend(**secret)) for _ in range(2)]
         answers += [await client.patch("/backends/b", json=body | {"weight": 1}) for body in (secret, {"weight": 3})]
         for bad in (
-            {"weight": 0},
+            {"weight": -1},
             {"base_url": "x"},
             {"brand": "x"},
             {"pool": "nowhere"},
@@ -105,7 +105,7 @@ async def test_lists_have_pages_and_pools(gateway: Any) -> None:
         for bad, field in (
             ({"name": "a/b"}, "name"),
             ({"headers": {"host": "x"}}, "headers"),
-            ({"weight": 0}, "weight"),
+            ({"weight": -1}, "weight"),
         ):
             told = problem(await client.post("/backends", json=backend(**bad)), 400, field)
             assert told["errors"][0]["field"] == field
