@@ -99,6 +99,36 @@ def test_a_refusal_stands_beside_the_text() -> None:
     accumulated(events)
 
 
+def test_a_text_ends_before_what_follows_it_begins_and_calls_end_last() -> None:
+    def call(index: int, **function: str) -> bytes:
+        return chunk({"tool_calls": [{"index": index, "function": function}]})
+
+    events = streamed(
+        chunk({"reasoning": "Hm"}),
+        chunk({"content": "Well"}),
+        call(0, name="f", arguments="{"),
+        call(1, name="g", arguments="{"),
+        call(0, arguments="}"),
+        call(1, arguments="}"),
+        chunk({}, "tool_calls"),
+    )
+    assert [
+        (event["type"].removeprefix("response."), event["output_index"]) for event in events if "output_index" in event
+    ] == [
+        *(("output_item.added", 0), ("content_part.added", 0), ("reasoning_text.delta", 0)),
+        *(("reasoning_text.done", 0), ("content_part.done", 0), ("output_item.done", 0)),
+        *(("output_item.added", 1), ("content_part.added", 1), ("output_text.delta", 1)),
+        *(("output_text.done", 1), ("content_part.done", 1), ("output_item.done", 1)),
+        *(("output_item.added", 2), ("function_call_arguments.delta", 2)),
+        *(("output_item.added", 3), ("function_call_arguments.delta", 3)),
+        *(("function_call_arguments.delta", 2), ("function_call_arguments.delta", 3)),
+        *(("function_call_arguments.done", 2), ("output_item.done", 2)),
+        *(("function_call_arguments.done", 3), ("output_item.done", 3)),
+    ]
+    cut = streamed(chunk({"reasoning": "Hm"}), chunk({"content": "Well"}), chunk({}, "length"))[-1]
+    assert [item["status"] for item in cut["response"]["output"]] == ["completed", "incomplete"]
+
+
 @pytest.mark.parametrize(
     ("finish", "status", "reason", "item"),
     [
