@@ -38,6 +38,7 @@ from gateway.db.migrate import check_schema
 from gateway.http.admin.router import admin_router
 from gateway.http.anthropic.count_tokens import count_tokens_handler
 from gateway.http.anthropic.door import MESSAGES, MessagesDoor
+from gateway.http.cors import CrossOrigin, Origins
 from gateway.http.draining import Drain
 from gateway.http.errors import EXCEPTION_HANDLERS
 from gateway.http.fleet import fleet_handlers
@@ -53,6 +54,7 @@ from gateway.http.openai.responses import RESPONSES, ResponsesDoor
 from gateway.http.openai.stored_responses import stored_response_handlers
 from gateway.http.tenant_usage import tenant_usage_handlers
 from gateway.http.usage import usage_handlers
+from gateway.http.websocket import websocket_handler
 from gateway.idempotency.service import Idempotency
 from gateway.idempotency.store import SCRIPTS as IDEMPOTENCY_SCRIPTS
 from gateway.observability.metrics import Metrics
@@ -154,8 +156,11 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         keepalive_s=settings.keepalive_s,
     )
 
-    responses = ResponseStore(engine, secret_key, clock, keep_days=settings.responses_retention_days)
+    # Answers that wait to be kept must not keep anybody's key waiting.
+    responses_engine = create_engine(settings.database_url, pool_size=4)
+    responses = ResponseStore(responses_engine, secret_key, clock, keep_days=settings.responses_retention_days)
     responses_door = partial(ResponsesDoor, store=responses, clock=clock, most_bytes=settings.max_body_bytes)
+    origins = Origins(settings.cors_origins)
     body_limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s)
 
     @asynccontextmanager
@@ -170,7 +175,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             counter,
             idempotency,
             alerts,
-            ResponseRetention(engine, clock),
+            ResponseRetention(responses_engine, clock),
         ):
             await drainer.start()
             await admission.start()
@@ -180,7 +185,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
                 await drain.ended()
                 await admission.close()
                 await drainer.close()
-                for each in (engine, budgets_engine, reports_engine):
+                for each in (engine, budgets_engine, reports_engine, responses_engine):
                     await each.dispose()
                 if tracing is not None:
                     await asyncio.to_thread(tracing.close)
@@ -192,11 +197,12 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     async def schema_is_current() -> None:
         await check_schema(engine)
 
-    return Litestar(
+    app = Litestar(
         route_handlers=[
             inference_handler(CHAT, ChatDoor, pipeline, body_limits),
             inference_handler(COMPLETIONS, CompletionsDoor, pipeline, body_limits),
             inference_handler(EMBEDDINGS, EmbeddingsDoor, pipeline, body_limits),
+            websocket_handler(pipeline, origins, idle_s=settings.websocket_idle_s),
             inference_handler(RESPONSES, responses_door, pipeline, body_limits),
             inference_handler(MESSAGES, MessagesDoor, pipeline, body_limits),
             count_tokens_handler(pipeline, PromptCounts(transport, endpoints), body_limits),
@@ -251,3 +257,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         request_max_body_size=settings.max_body_bytes,
         debug=False,
     )
+    if settings.cors_origins:
+        # Around all of it, for answers that no handler gives.
+        app.asgi_handler = CrossOrigin(app.asgi_handler, origins)
+    return app

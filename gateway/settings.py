@@ -22,7 +22,12 @@ _UNPREFIXED = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL"}
 
 SECRET_KEY_LENGTH = 32
 _TOKEN = re.compile(r"[\x21-\x7e]{16,}")
+_LISTS = frozenset(("cors_origins",))
+"""Fields whose variable holds several values, with commas between."""
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
+_DEFAULT_PORT = re.compile(r"https://.*:443|http://.*:80")
 _RANGES = {
+    "websocket_idle_s": (0.1, 24 * 3600),
     "port": (1, 65535),
     "responses_retention_days": (0, 3650),
     "max_body_bytes": (1, 1024**3),
@@ -97,6 +102,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metrics_token: str | None = None
     """Bearer token that `/metrics` wants. Without it, only callers on this machine may read it. At least 16
     characters."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call ``/v1`` from a browser, as ``https://app.example.com``, or ``*`` for all; the
+    variable has commas between them. None, unless told otherwise."""
+    websocket_idle_s: float = 300.0
+    """A WebSocket on which nothing is asked for so long is closed."""
     drain_s: float = 8.0
     """On SIGTERM, how long running streams may go on before they are cut."""
 
@@ -124,6 +134,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name, (least, most) in _RANGES.items():
             if not least <= getattr(self, name) <= most:  # NaN is in no range
                 raise ValueError(f"{name} must be between {least} and {most}")
+        for origin in self.cors_origins:
+            if origin != "*" and (not _ORIGIN.fullmatch(origin) or _DEFAULT_PORT.fullmatch(origin)):
+                raise ValueError(
+                    f"cors_origins has {origin[:100]!r}, which no browser sends as an origin; write it as "
+                    "https://app.example.com: in lower case, without a path, a slash at the end or the usual port"
+                )
         if self.lease_renewal_s * 2 > self.lease_s:
             raise ValueError("lease_s must be at least twice lease_renewal_s, else leases expire between renewals")
 
@@ -144,7 +160,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     for field in Settings.__struct_fields__:
         variable = _UNPREFIXED.get(field, f"PENSTOCK_{field.upper()}")
         if environ.get(variable):
-            values[field] = environ[variable]
+            values[field] = _split(environ[variable]) if field in _LISTS else environ[variable]
     for field, variable in _UNPREFIXED.items():
         if field not in values:
             raise SettingsError(f"{variable} is not set, and {path} does not give {field}; set it, or run `make up`")
@@ -152,3 +168,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as fault:
         raise SettingsError(f"settings: {fault}") from fault
+
+
+def _split(text: str) -> list[str]:
+    return [part for each in text.split(",") if (part := each.strip())]

@@ -40,7 +40,7 @@ GATEWAY_ROOMS = {
     "http": {"pipeline", "ask", "answer", "translation", "responses", "observability"}
     | {"tenants", "billing", "routing", "backends", "tokens", "admission", "db"},
     "local": {"cli", "tenants", "billing", "db", "admission", "routing"},
-    "cli": {"app", "local", "backends", "tenants", "billing", "db", "admission", "routing", "verify"},
+    "cli": {"app", "http", "local", "backends", "tenants", "billing", "db", "admission", "routing", "verify"},
     "app": {"http", "pipeline", "responses", "observability"}
     | {"tenants", "admission", "billing", "routing", "tokens", "backends", "idempotency", "db"},
 }

@@ -8,9 +8,6 @@ import sys
 
 import click
 
-KEEP_ALIVE_S = 75
-"""How long an idle connection is kept: longer than proxies keep theirs, which else write into one that is closing."""
-
 
 @click.command()
 @click.option("--host", metavar="ADDRESS", help="Address to listen on; 127.0.0.1 unless the settings say otherwise.")
@@ -24,32 +21,19 @@ def serve(host: str | None, port: int | None) -> None:
     SIGTERM it takes no new requests and lets running streams end, for PENSTOCK_DRAIN_S seconds at most.
     """
     import msgspec
-    import uvicorn
 
     from gateway.app import create_app
     from gateway.http.draining import DrainingServer
+    from gateway.http.server import server_config
     from gateway.settings import load_settings
     from gateway.telemetry import configure_logging
-    from worker.protocol.http_server import HttpProtocol
 
     configure_logging()
     settings = load_settings()
     settings = msgspec.structs.replace(settings, host=host or settings.host, port=port or settings.port)
+    graceful_s = math.ceil(settings.drain_s)
     app = create_app(settings)
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        loop="uvloop",
-        http=HttpProtocol,
-        ws="none",
-        lifespan="on",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=math.ceil(settings.drain_s),
-    )
+    config = server_config(app, settings, loop="uvloop", timeout_graceful_shutdown=graceful_s)
     server = DrainingServer(config, app.state.drain)
     # uvicorn raises the signal again once it has drained; a stop that was asked for is a success, no death by signal.
     for number in (signal.SIGTERM, signal.SIGINT):

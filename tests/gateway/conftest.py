@@ -26,6 +26,7 @@ from gateway.billing.prices import Price, PriceBook
 from gateway.clock import Clock, SystemClock
 from gateway.db.engine import create_engine
 from gateway.db.tables import usage_events
+from gateway.http.server import server_config
 from gateway.routing.registry import Registry
 from gateway.routing.route import Route
 from gateway.settings import Settings
@@ -33,7 +34,6 @@ from gateway.tenants.catalog import Catalog
 from gateway.tenants.directory import Directory, LimitSpec
 from tests.gateway.tenants.support import ACTOR as TESTER
 from worker.protocol.fleet import WorkerRecord
-from worker.protocol.http_server import HttpProtocol
 from worker.protocol.sse import DONE, encode_event
 from worker.protocol.usage import MeterReading, encode_meter
 
@@ -333,17 +333,8 @@ async def running_gateway(
     key, _ = await directory.create_key(TESTER, "acme", "test")
     admin_key, _ = await directory.create_admin_key(TESTER)
     async with Registry(settings.redis_url, ttl_s=600.0, timeout_s=2.0, refresh_s=600.0) as registry:
-        config = uvicorn.Config(
-            create_app(settings, clock=gateway_clock),
-            host="127.0.0.1",
-            port=0,
-            http=HttpProtocol,
-            ws="none",
-            lifespan="on",
-            access_log=False,
-            log_config=None,
-            timeout_graceful_shutdown=1,
-        )
+        app = create_app(settings, clock=gateway_clock)
+        config = server_config(app, settings, port=0, timeout_graceful_shutdown=1)
         server = _Server(config)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.serve())

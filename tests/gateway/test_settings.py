@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gateway.settings import _RANGES, Settings, SettingsError, load_settings
@@ -44,3 +46,29 @@ def test_urls_that_cannot_be_read_are_refused_without_repeating_them(variable: s
 def test_settings_are_read_from_the_environment() -> None:
     settings = load_settings(ENVIRONMENT | {"PENSTOCK_PORT": "81", "PENSTOCK_LEASE_S": "20", "PENSTOCK_DRAIN_S": "0"})
     assert (settings.port, settings.lease_s, settings.drain_s) == (81, 20.0, 0.0)
+
+
+def test_origins_are_listed_with_commas_or_in_a_file(tmp_path: Path) -> None:
+    listed = load_settings(ENVIRONMENT | {"PENSTOCK_CORS_ORIGINS": " https://a.example.com, http://localhost:3000,"})
+    assert listed.cors_origins == ("https://a.example.com", "http://localhost:3000")
+    assert load_settings(ENVIRONMENT).cors_origins == ()
+    assert load_settings(ENVIRONMENT | {"PENSTOCK_CORS_ORIGINS": "*"}).cors_origins == ("*",)
+    file = tmp_path / "settings.toml"
+    file.write_text('cors_origins = ["https://a.example.com", "chrome-extension://abcdef", "http://[::1]:3000"]')
+    assert len(load_settings(ENVIRONMENT | {"PENSTOCK_CONFIG": str(file)}).cors_origins) == 3
+    file.write_text('cors_origins = "https://a.example.com"')
+    with pytest.raises(SettingsError, match="cors_origins"):
+        load_settings(ENVIRONMENT | {"PENSTOCK_CONFIG": str(file)})
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("https://a.example.com/", "https://a.example.com/x", "a.example.com", "https://A.example.com", "null", "**"),
+        *("https://a.example.com:443", "http://a.example.com:80", "https://*.example.com", "https://u:p@a.com"),
+        *("https://", "https://a b", "https://é.com"),
+    ],
+)
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    with pytest.raises(SettingsError, match="cors_origins has"):
+        load_settings(ENVIRONMENT | {"PENSTOCK_CORS_ORIGINS": f"https://good.example.com,{origin}"})

@@ -20,7 +20,7 @@ class HttpProtocol(HttpToolsProtocol):
     """One connection. For ``uvicorn.Config(http=HttpProtocol, ws="none")``.
 
     - An offer to upgrade the connection is ignored (RFC 9110, section 7.8) and the request served as HTTP/1.1 with its
-      whole body.
+      whole body, unless ``accepts_upgrade`` takes it.
     - A hang-up reaches the request that runs though others wait behind it, within ``_HANGUP_CHECK_S``, unless more was
       sent ahead than the kernel holds: the client's end then comes behind what nobody reads yet.
     - An answer of unknown length to an HTTP/1.0 client, which knows no chunks, ends with the connection.
@@ -36,6 +36,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._running: RequestResponseCycle | None = None
         self._hangup_check: asyncio.TimerHandle | None = None
+        self._upgrading = False
         self.parser = self._new_parser()
 
     def _new_parser(self) -> httptools.HttpRequestParser:
@@ -43,6 +44,21 @@ class HttpProtocol(HttpToolsProtocol):
         # As uvicorn sets it: what follows a request that closes the connection is no error.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
+
+    def accepts_upgrade(self) -> bool:
+        """Whether the request whose head has been read, a GET without a body, may make the connection a WebSocket."""
+        return False
+
+    def _should_upgrade(self) -> bool:
+        return (
+            super()._should_upgrade()
+            and self.parser.get_method() == b"GET"
+            and self.parser.get_http_version() == "1.1"
+            and not any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+            and not self.pipeline
+            and (self.cycle is None or self.cycle.response_complete)
+            and self.accepts_upgrade()
+        )
 
     # Upgrade offers. The parser takes what follows such a head for another protocol and gives up there; it cannot be
     # told otherwise. So it is given the head again, as it understood it, without the offer.
@@ -56,6 +72,13 @@ class HttpProtocol(HttpToolsProtocol):
                     return
                 except httptools.HttpParserUpgrade as offer:
                     data = data[offer.args[0] :]
+                    if self._upgrading:
+                        if data:
+                            # Only who mistakes the connection for another sends on before it is a WebSocket.
+                            self.send_400_response("Nothing may follow a WebSocket's handshake before its answer.")
+                        else:
+                            self.handle_websocket_upgrade()
+                        return
                     if self.parser.get_method() == b"CONNECT":
                         self.send_400_response("This is no proxy: CONNECT is not served.")
                         return
@@ -75,6 +98,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
+            self._upgrading = self._should_upgrade()
+            if self._upgrading:
+                super().on_headers_complete()
             return
         super().on_headers_complete()
         if self.pipeline and self._hangup_check is None:
