@@ -82,7 +82,8 @@ class PromptCounter:
         """
         if ask.api == "messages" and ask.chat is None:
             # What no chat completion can say may come from elsewhere: files, searches, tools of the backend's own.
-            return PromptBound(context_length, chat.count_images(bytes(ask.body["messages"])))
+            raw = bytes(ask.body["messages"])
+            return PromptBound(context_length, max(chat.count_images(raw), raw.count(b'"image"')))
         if ask.chat is None:
             return await self._inputs(ask, route, context_length, tenant, exactly)
         body, size = ask.chat, ask.size

@@ -242,3 +242,19 @@ def test_usage_that_is_told_early_late_or_never() -> None:
     assert delta["usage"]["output_tokens"] == 0
     other = json.dumps({"id": "c", "choices": [{"index": 1, "delta": {"content": "never"}}]}).encode()
     assert "never" not in json.dumps(events_of([other, chunk({"content": "a"}, "stop")]))
+
+
+def test_calls_are_told_as_they_come_and_wait_only_for_one_that_is_not_complete() -> None:
+    def told(translator: MessagesFromChat, piece: dict[str, Any]) -> list[tuple[str, int]]:
+        events = [json.loads(event) for event in translator.event(chunk(piece))]
+        return [(event["type"].removeprefix("content_block_"), event["index"]) for event in events if "index" in event]
+
+    translator = MessagesFromChat("asked")
+    assert told(translator, call_piece(0, "", id="x", name="f")) == [("start", 0)]
+    assert told(translator, call_piece(0, '{"a":')) == [("delta", 0)]
+    assert told(translator, call_piece(1, '{"b":', id="y", name="f")) == []
+    assert told(translator, {"content": "so"}) == []
+    assert told(translator, call_piece(1, "2}")) == []
+    begun = [("start", 1), ("delta", 1), ("stop", 1), ("start", 2), ("delta", 2)]
+    assert told(translator, call_piece(0, "1} ")) == [("delta", 0), ("stop", 0), *begun]
+    assert told(translator, call_piece(2, "{}", id="z", name="f")) == [("stop", 2), ("start", 3), ("delta", 3)]
