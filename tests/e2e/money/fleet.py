@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from uuid import UUID, uuid4
 import httpx
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
+from websockets.asyncio.client import connect
 
 from gateway.admission.redis import create_redis
 from gateway.admission.snapshot import BudgetCounter, TenantCounters, snapshot
@@ -46,6 +48,14 @@ PROMPT, COMPLETION = 9, 4
 """Tokens of an answer as the backend tells them."""
 CHARGE = PROMPT * 1000 + COMPLETION * 2000
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Tell."}], "max_tokens": 20}
+CHAT, WEBSOCKET = "/v1/chat/completions", "/v1/realtime-chat"
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: BODY,
+    WEBSOCKET: BODY,
+    "/v1/completions": {"model": "m", "prompt": ["Tell.", "And tell."], "max_tokens": 20},
+    "/v1/embeddings": {"model": "m", "input": ["Tell.", "And tell."]},
+}
+VECTORS = b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[0.5]}],"model":"m"}'
 
 
 async def until(probe: Callable[[], object], what: str, limit_s: float = 30.0) -> None:
@@ -78,13 +88,17 @@ class Backend:
         self.go.set()
 
     async def answer(self, call: Conversation) -> None:
-        if "/v1/chat/completions" not in call.head:
+        path = call.head.split()[1]
+        if path not in BODIES:
             await call.status(404, b"{}")
             return
         self.asked += 1
         go = self.go
         if self.held:
             await go.wait()
+        if path == "/v1/embeddings":
+            await call.whole(VECTORS, prompt=PROMPT, completion=0)
+            return
         if not call.body.get("stream"):
             await call.whole(prompt=PROMPT, completion=COMPLETION)
             return
@@ -225,11 +239,13 @@ class Fleet:
             await self.directory.set_limit(ACTOR, name, LimitSpec(**(_fields(limit) | mine)))
         return key
 
-    async def ask(self, key: str, replica: int, *, stream: bool = False, **body: Any) -> Answer:
+    async def ask(self, key: str, replica: int, *, path: str = CHAT, stream: bool = False, **body: Any) -> Answer:
         answer = Answer(str(uuid4()), "unknown")
         headers = {"authorization": f"Bearer {key}", "x-request-id": answer.sent_id}
-        url = self.replicas[replica % len(self.replicas)].url + "/v1/chat/completions"
-        sent = BODY | {"stream": stream} | body
+        url = self.replicas[replica % len(self.replicas)].url + path
+        if path == WEBSOCKET:
+            return await _ask_websocket(url, headers, answer, BODY | body)
+        sent = BODIES[path] | {"stream": stream} | body
         try:
             async with self.client.stream("POST", url, json=sent, headers=headers) as response:
                 answer.status, answer.headers, answer.outcome = response.status_code, response.headers, "cut"
@@ -320,6 +336,22 @@ class Fleet:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         print(done.stdout)
+
+
+async def _ask_websocket(url: str, headers: dict[str, str], answer: Answer, body: dict[str, Any]) -> Answer:
+    address = url.replace("http", "ws", 1)
+    async with connect(address, additional_headers=headers | {"x-penstock-heads": "1"}, open_timeout=60) as connection:
+        await connection.send(json.dumps(body))
+        head = json.loads(await connection.recv())
+        answer.status, answer.request_id, answer.outcome = head["status"], head["headers"]["x-request-id"], "cut"
+        async for text in connection:
+            if text == "[DONE]":
+                answer.outcome = "ok"
+                break
+            if (error := json.loads(text).get("error")) is not None:
+                answer.outcome, answer.code, answer.told = "refused", error["code"], error["message"]
+                break
+    return answer
 
 
 def _fields(limit: LimitSpec) -> dict[str, Any]:
