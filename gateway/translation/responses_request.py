@@ -80,7 +80,7 @@ class ResponsesRequest:
     def chat(self, earlier: Sequence[msgspec.Raw]) -> Body:
         """The chat completion, behind an ``earlier`` conversation. Raises ApiError (400)."""
         messages = messages_of([*earlier, *self.items], own=len(earlier))
-        if self.instructions is not None:
+        if self.instructions:
             messages.insert(0, {"role": "system", "content": self.instructions})
         if not messages:
             raise bad_request("'input' must hold something to be answered.", param="input")

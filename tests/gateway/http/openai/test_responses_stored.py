@@ -171,7 +171,7 @@ def response_id(answer: str) -> str:
     return answer[begin : begin + 37]
 
 
-async def test_a_conversation_over_the_limit_is_refused(start_gateway: Any, upstream: Any) -> None:
+async def test_a_conversation_counts_to_every_limit(start_gateway: Any, upstream: Any) -> None:
     async with start_gateway(max_body_bytes=4000) as gateway:
         await gateway.register(await upstream(saying("Yes. " * 300)))
         async with sdk_of(gateway) as sdk:
@@ -181,3 +181,9 @@ async def test_a_conversation_over_the_limit_is_refused(start_gateway: Any, upst
             assert (long.value.status_code, long.value.code) == (413, "request_too_large")
             short = await sdk.responses.create(model="m", input="a", previous_response_id=first.id)
             assert short.output_text
+        small, _ = await gateway.directory.create_key(ACTOR, "acme", "small", max_context_tokens=600)
+        async with sdk_of(gateway, small) as sdk:
+            assert (await sdk.responses.create(model="m", input="a")).output_text
+            with pytest.raises(openai.BadRequestError, match="600 tokens") as many:
+                await sdk.responses.create(model="m", input="a", previous_response_id=first.id)
+            assert (many.value.code, many.value.param) == ("context_length_exceeded", "input")
