@@ -86,6 +86,7 @@ async def test_no_answer_and_no_log_tells_a_secret(gateway: Any, capfd: pytest.C
             answers += [await one.get(path) for path in ("/backends", "/backends/b", "/audit")]
         problem(await reader.post("/backends/b/test", json={}), 403)
     printed = capfd.readouterr()
+    assert "declared_backends" in printed.out  # there is a log
     for text in (*(answer.text for answer in answers), printed.out, printed.err):
         assert "very-secret" not in text
         assert "secret-organisation" not in text
