@@ -78,6 +78,10 @@ class Door(Protocol):
         """What keeps a silent stream open."""
         ...
 
+    def status(self, error: ApiError) -> int:
+        """Of an error answer."""
+        ...
+
     def error(self, error: ApiError) -> bytes:
         """The body of an error answer."""
         ...
@@ -209,7 +213,7 @@ class Inference:
             headers = self._headers(answer)
             names = {name for name, _ in headers}
             headers += [(name, value) for name, value in error.headers.items() if name not in names]
-            await client.answer(error.status, self._door.error(error), headers, media_type=JSON)
+            await client.answer(self._door.status(error), self._door.error(error), headers, media_type=JSON)
 
     async def _fail(self, client: Client, answer: Answerable | None = None) -> None:
         """A fault of our own: logged whole, told without detail. To be called while it is being handled."""

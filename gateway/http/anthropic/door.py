@@ -14,7 +14,7 @@ import msgspec
 from gateway.answerable import Answerable
 from gateway.ask import Ask
 from gateway.http.anthropic.ask import parse_messages
-from gateway.http.anthropic.errors import encode_error
+from gateway.http.anthropic.errors import encode_error, status_of
 from gateway.http.anthropic.reference import MessagesOperation
 from gateway.http.client import Client
 from gateway.http.inference import Reference
@@ -53,6 +53,9 @@ class MessagesDoor:
     @property
     def sign_of_life(self) -> bytes:
         return _PING
+
+    def status(self, error: ApiError) -> int:
+        return status_of(error)
 
     def error(self, error: ApiError) -> bytes:
         return encode_error(error, self._request_id)

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.backends.anthropic_errors import OVERLOADED
 from gateway.backends.faults import PassedOnError
 from worker.protocol.errors import ApiError
 
@@ -30,6 +31,12 @@ def error_type(status: int, code: str | None = None) -> str:
     if code == "insufficient_quota":
         return "billing_error"
     return _TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+
+
+def status_of(error: ApiError) -> int:
+    """Its HTTP status. Anthropic has one of its own for an overload, which the rest of the gateway does not know."""
+    passed_on = isinstance(error, PassedOnError) and error.family == "anthropic"
+    return OVERLOADED if passed_on and error.status == 503 else error.status
 
 
 def encode_error(error: ApiError, request_id: str) -> bytes:

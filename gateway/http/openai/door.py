@@ -33,6 +33,9 @@ class OpenAIDoor:
     def sign_of_life(self) -> bytes:
         return KEEP_ALIVE
 
+    def status(self, error: ApiError) -> int:
+        return error.status
+
     def error(self, error: ApiError) -> bytes:
         return error.encode()
 

@@ -13,6 +13,7 @@ import pytest
 from tests.gateway.http.admin.support import client_of, made
 from tests.standins import base
 from tests.standins.anthropic import Anthropic
+from tests.standins.base import Reply
 
 TOOL: Any = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 QUESTION: Any = {"role": "user", "content": "Hi"}
@@ -24,6 +25,11 @@ async def declared(gateway: Any) -> AsyncIterator[Anthropic]:
         fields = {"name": "claude", "pool": "pool", "brand": "anthropic", "base_url": standin.url}
         await made(client, "/backends", **fields, api_key=base.KEY, context_length=1000, model="claude-sonnet-4-6")
         yield standin
+
+
+def asked(standin: Anthropic) -> list[Reply]:
+    """What it answered to all but the gateway's probes."""
+    return [reply for request, reply in zip(standin.seen, standin.sent, strict=False) if request.method == "POST"]
 
 
 def openai_of(gateway: Any) -> openai.AsyncOpenAI:
@@ -71,8 +77,15 @@ async def test_its_errors_are_told_in_each_doors_words(gateway: Any) -> None:
         assert of_openai.value.code == "context_length_exceeded"
         with pytest.raises(anthropic.BadRequestError) as of_anthropic:
             await theirs.messages.create(model="m", max_tokens=20, messages=[QUESTION])
-        sent = standin.sent[-1].body
+        sent = asked(standin)[-1].body
         assert of_anthropic.value.response.content == sent
+        standin.scenario = "loading"
+        with pytest.raises(openai.InternalServerError) as busy:
+            await ours.chat.completions.create(model="m", messages=[QUESTION])
+        assert (busy.value.status_code, busy.value.code) == (503, "engine_overloaded")
+        with pytest.raises(anthropic.OverloadedError) as overloaded:
+            await theirs.messages.create(model="m", max_tokens=20, messages=[QUESTION])
+        assert overloaded.value.response.content == asked(standin)[-1].body
         standin.scenario = "unauthorized"
         with pytest.raises(anthropic.InternalServerError) as hidden:
             await theirs.messages.create(model="m", max_tokens=20, messages=[QUESTION])
@@ -87,7 +100,7 @@ async def test_what_it_cannot_be_asked_is_a_bad_request_that_costs_nothing(gatew
                     model="m", messages=[QUESTION], n=2, stream=stream, max_completion_tokens=9
                 )
             assert caught.value.param == "n"
-        assert standin.seen == []
+        assert asked(standin) == []
         rows = await gateway.rows(2)
         assert [(row.status, row.error_code, row.attempts, row.charged_nano_usd) for row in rows] == [
             ("failed", "invalid_request_error", 0, 0)
