@@ -79,7 +79,7 @@ class Answer:
     async def events(self) -> list[bytes]:
         """JSON of the events that came; none when it is time for a sign of life, or when the answer is ``complete``.
 
-        Raises ApiError. Once it returned, the backend had begun a good answer.
+        Raises ApiError. Once it returned events, a backend had begun a good answer.
         """
         return await self._advance(self._keepalive_s)
 
