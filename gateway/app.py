@@ -158,7 +158,9 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
 
     # Answers that wait to be kept must not keep anybody's key waiting.
     responses_engine = create_engine(settings.database_url, pool_size=4)
-    responses = ResponseStore(responses_engine, secret_key, clock, keep_days=settings.responses_retention_days)
+    responses = ResponseStore(
+        responses_engine, secret_key, clock, keep_days=settings.responses_retention_days, count=metrics.kept
+    )
     responses_door = partial(ResponsesDoor, store=responses, clock=clock, most_bytes=settings.max_body_bytes)
     origins = Origins(settings.cors_origins)
     body_limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s)

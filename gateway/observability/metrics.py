@@ -48,6 +48,7 @@ class Metrics:
         self._attempts = self._counter(
             "backend_attempts", "Attempts at backends: `ok`, or the error code.", "backend", "outcome"
         )
+        self._responses = self._counter("responses", "Responses to be kept: `stored`, or why not.", "outcome")
         self._first_token = self._histogram("first_token_seconds", "From admission to first token.", _WAITS, "route")
         self._duration = self._histogram("request_seconds", "From admission to the end.", _WHOLES, "route", "status")
         self._gauges = _Gauges()
@@ -88,6 +89,10 @@ class Metrics:
     def attempted(self, backend: str, error_code: str | None) -> None:
         """An attempt at a backend ended. None: well, or by the client's leaving."""
         self._attempts.labels(backend, error_code or "ok").inc()
+
+    def kept(self, outcome: str) -> None:
+        """A response was to be kept: ``stored``, or why it was not."""
+        self._responses.labels(outcome).inc()
 
     def watch(self, gauge: Gauge) -> None:
         self._gauges.watched.append(gauge)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 from uuid import UUID
@@ -30,12 +31,24 @@ _decoder = msgspec.json.Decoder(Stored)
 
 
 class ResponseStore:
-    def __init__(self, engine: AsyncEngine, secret_key: SecretKey, clock: Clock, *, keep_days: int) -> None:
-        """``keep_days``: how long a response can be found; 0: none is kept."""
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        secret_key: SecretKey,
+        clock: Clock,
+        *,
+        keep_days: int,
+        count: Callable[[str], None] = lambda _outcome: None,
+    ) -> None:
+        """``keep_days``: how long a response can be found; 0: none is kept.
+
+        ``count`` is told what became of each: ``stored``, ``too_large``, ``database_away`` or ``fault``.
+        """
         self._engine = engine
         self._secret_key = secret_key
         self._clock = clock
         self._keep_days = keep_days
+        self._count = count
 
     @property
     def keeps(self) -> bool:
@@ -43,10 +56,27 @@ class ResponseStore:
 
     async def put(self, principal: Principal, response_id: str, stored: Stored) -> bool:
         """Keep it, if it can be; whether it was. Raises nothing."""
+        fault: str | None = None
+        try:
+            outcome = await self._put(principal, response_id, stored)
+        except DatabaseUnavailable as away:
+            outcome, fault = "database_away", str(away)
+        except DBAPIError as refused:
+            # Without its statement and parameters: they are long.
+            outcome, fault = "fault", str(refused.orig)
+        except Exception:
+            # Whatever it is, it must not cost the client an answer that is complete and paid.
+            _log.exception("response_not_stored", response_id=response_id)
+            outcome = "fault"
+        self._count(outcome)
+        if outcome != "stored":
+            _log.warning("response_not_stored", response_id=response_id, reason=outcome, error=fault)
+        return outcome == "stored"
+
+    async def _put(self, principal: Principal, response_id: str, stored: Stored) -> str:
         value = msgspec.json.encode(stored)
         if len(value) > MOST_BYTES:
-            _log.info("response_not_stored", response_id=response_id, reason="too_large", bytes=len(value))
-            return False
+            return "too_large"
         now = self._clock.now()
         row = {
             "tenant_id": principal.tenant_id,
@@ -56,21 +86,9 @@ class ResponseStore:
             "created_at": now,
             "expires_at": now + timedelta(days=self._keep_days),
         }
-        try:
-            async with transaction(self._engine) as connection:
-                await connection.execute(insert(stored_responses).values(row).on_conflict_do_nothing())
-        except DatabaseUnavailable as fault:
-            _log.warning("response_not_stored", response_id=response_id, reason="database_away", error=str(fault))
-            return False
-        except DBAPIError as fault:
-            # Without its statement and parameters: they are long.
-            _log.error("response_not_stored", response_id=response_id, reason="fault", error=str(fault.orig))
-            return False
-        except Exception:
-            # Whatever it is, it must not cost the client an answer that is complete and paid.
-            _log.exception("response_not_stored", response_id=response_id, reason="fault")
-            return False
-        return True
+        async with transaction(self._engine) as connection:
+            await connection.execute(insert(stored_responses).values(row).on_conflict_do_nothing())
+        return "stored"
 
     async def get(self, tenant_id: UUID, response_id: str) -> Stored | None:
         """None for one that is not there, expired, or another tenant's. Raises DatabaseUnavailable."""

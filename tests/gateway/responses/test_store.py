@@ -98,15 +98,17 @@ async def test_a_sealed_response_is_bound_to_key_tenant_and_id(engine: AsyncEngi
 
 
 async def test_what_cannot_be_kept(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    responses = ResponseStore(engine, SECRET, Still(), keep_days=2)
+    outcomes: list[str] = []
+    responses = ResponseStore(engine, SECRET, Still(), keep_days=2, count=outcomes.append)
     one = await tenant(engine, "one")
     monkeypatch.setattr(store, "MOST_BYTES", 500)
     assert await responses.put(one, ID, stored("a" * 200))
     assert not await responses.put(one, "resp_" + "b" * 32, stored("a" * 500))
     assert not ResponseStore(engine, SECRET, Still(), keep_days=0).keeps
     away = create_engine("postgresql://nobody@127.0.0.1:1/none")
-    assert not await ResponseStore(away, SECRET, Still(), keep_days=2).put(one, ID, stored())
+    assert not await ResponseStore(away, SECRET, Still(), keep_days=2, count=outcomes.append).put(one, ID, stored())
     await away.dispose()
+    assert outcomes == ["stored", "too_large", "database_away"]
     assert await rows(engine) == 1
 
 
