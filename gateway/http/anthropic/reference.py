@@ -101,14 +101,14 @@ class _Operation(Operation):
 
     body: ClassVar[Schema]
     answer: ClassVar[OpenAPIResponse]
+    headers: ClassVar[list[Parameter]] = []
 
     def __post_init__(self) -> None:
         self.request_body = RequestBody(content={"application/json": OpenAPIMediaType(schema=self.body)}, required=True)
         self.parameters = [
             *(self.parameters or ()),
             _header("x-api-key", "The API key, unless it is sent as a bearer token."),
-            _header("x-penstock-end-user", "Your own user; wins over `metadata.user_id`."),
-            _header("x-penstock-tags", "Up to 10 tags for reports, as `team=blue, beta`."),
+            *self.headers,
         ]
         errors = {
             status: OpenAPIResponse(description=text, content={"application/json": OpenAPIMediaType(schema=ERROR)})
@@ -119,6 +119,11 @@ class _Operation(Operation):
 
 class MessagesOperation(_Operation):
     body = _REQUEST
+    headers: ClassVar[list[Parameter]] = [
+        _header("x-penstock-end-user", "Your own user; wins over `metadata.user_id`."),
+        _header("x-penstock-tags", "Up to 10 tags for reports, as `team=blue, beta`."),
+        _header("idempotency-key", "Requests that share it and all bytes of the body run once, within 24 hours."),
+    ]
     answer = OpenAPIResponse(
         description="A `message`; with `stream`, events from `message_start` to `message_stop`. An error in mid-stream "
         "is an `error` event, and nothing follows it.",
