@@ -7,6 +7,8 @@ from math import ceil
 from gateway.apis import Family
 from worker.protocol.errors import ApiError, ErrorBody
 
+UNKNOWN_MODEL = "backend_not_found"
+
 
 class BackendFault(Exception):
     """A backend did not answer as it should. ``code`` goes into the usage row, ``message`` to the client.
@@ -41,6 +43,11 @@ class BackendFault(Exception):
     def busy(self) -> bool:
         """It refused for want of capacity."""
         return self.retryable and not self.unhealthy and self.status in (429, 503)
+
+    @property
+    def unknown_model(self) -> bool:
+        """It does not serve what it was asked for, which says nothing about other models."""
+        return self.code == UNKNOWN_MODEL
 
     def error(self) -> ApiError:
         """What the client is told."""

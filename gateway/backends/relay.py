@@ -63,6 +63,8 @@ class Exchange:
         self._held = ExitStack()
         """What counts the running attempt among its endpoint's."""
         self._next: tuple[Choice, Outgoing] | None = None
+        self._model = ""
+        """By which the backend of the latest attempt knows the model."""
         self._cannot: ApiError | None = None
         """Why a backend cannot be asked this."""
         self._tried: list[str] = []
@@ -158,6 +160,7 @@ class Exchange:
             self.wasted.append(self.usage)
         self.usage = TokenUsage()
         self.queue_ms = self.elapsed_ms()
+        self._model = choice.model
         self._held.enter_context(relay.balancer.using(endpoint))
         limits, backend = relay.limits.of(endpoint), relay.backends[endpoint.family]
         self._attempt = Attempt(relay.transport, backend, order, endpoint, outgoing, limits)
@@ -215,6 +218,7 @@ class Exchange:
             unhealthy=unhealthy,
             unreachable=fault.unreachable,
             busy=fault.busy,
+            unknown_model=self._model if fault.unknown_model else None,
             retry_after_s=fault.retry_after_s,
             code=fault.code,
         )

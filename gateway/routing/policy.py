@@ -20,7 +20,7 @@ from gateway.apis import Api
 from gateway.clock import Clock
 from gateway.routing.retry_budget import RetryBudget
 from gateway.routing.route import Endpoint, Target
-from gateway.routing.standing import BARRED, Health, InUse, Standing
+from gateway.routing.standing import BARRED, OPEN, Health, InUse, Standing
 
 TRIES_A_TIER = 3
 """After so many failures at targets of one priority those of the next are tried, as far as there are any."""
@@ -89,7 +89,10 @@ class Balancer:
                 if endpoint.context_length > context_length or api not in endpoint.apis:
                     continue
                 standing = self._standing(endpoint)
-                rank = (standing.level(now), endpoint.weight <= 0, endpoint.priority)
+                level = standing.level(now)
+                if standing.unknown_models and level < OPEN:
+                    level = standing.level_for(endpoint.sends_model or target.backend_model, now)
+                rank = (level, endpoint.weight <= 0, endpoint.priority)
                 if rank < best:
                     best = rank
                     group = [(endpoint, standing)]
@@ -145,11 +148,13 @@ class Balancer:
         unhealthy: bool,
         unreachable: bool = False,
         busy: bool = False,
+        unknown_model: str | None = None,
         retry_after_s: float | None = None,
         code: str = "",
     ) -> None:
         """``unhealthy``: it was the endpoint's fault. ``busy``: it refused for want of capacity, for whoever asks.
 
+        ``unknown_model``: it does not serve this one, which is no reason not to ask it for others.
         ``retry_after_s``: so long it wants to be left alone; what says when to come back is not dead.
         ``code``: of the fault, for those who look.
         """
@@ -157,6 +162,9 @@ class Balancer:
         now = self._clock.monotonic()
         if unhealthy or busy:
             standing.note_failure(now, code)
+        if unknown_model is not None:
+            standing.note_unknown(unknown_model, now)
+            unhealthy = False
         if busy or (unhealthy and retry_after_s is not None):
             standing.set_aside(now, retry_after_s)
         if not unhealthy:

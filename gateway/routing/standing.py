@@ -14,6 +14,8 @@ USABLE, HESITANT, OPEN, BARRED = range(4)
 Barred: it asked to be left alone, and is."""
 BUSY_S = 1.0
 """So long comes last what is too busy and does not say for how long."""
+UNKNOWN_MODEL_S = 30.0
+"""So long an endpoint comes last for a model that it does not serve."""
 LONGEST_ASIDE_S = 60.0
 """No endpoint is left alone for longer, whatever it asks for."""
 
@@ -54,6 +56,7 @@ class Standing:
         "pool",
         "revision",
         "succeeded_at",
+        "unknown_models",
     )
 
     def __init__(self, endpoint: Endpoint, random: Random) -> None:
@@ -75,6 +78,8 @@ class Standing:
         self.breaker.reset()
         self.last_error: str | None = None
         self.succeeded_at: float | None = None
+        self.unknown_models: dict[str, float] = {}
+        """Models that it does not serve, and until when that is believed."""
         self._failed_at = 0.0
         self._aside_until = 0.0
         self._told = False
@@ -88,6 +93,14 @@ class Standing:
         if open_until > now:
             return OPEN
         return HESITANT if self.breaker.trials else USABLE
+
+    def level_for(self, model: str, now: float) -> int:
+        return OPEN if self.unknown_models.get(model, 0.0) > now else self.level(now)
+
+    def note_unknown(self, model: str, now: float) -> None:
+        """It does not serve ``model``."""
+        self.unknown_models = {name: until for name, until in self.unknown_models.items() if until > now}
+        self.unknown_models[model] = now + UNKNOWN_MODEL_S
 
     def load(self, echo: float) -> float:
         """Requests in flight, others' too. ``echo``: what others began since they told, for each one begun here."""

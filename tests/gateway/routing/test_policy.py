@@ -8,7 +8,7 @@ import pytest
 from gateway.routing.breaker import COOL_DOWN_S, FAILURES_IN_A_ROW
 from gateway.routing.policy import TRIES_A_TIER
 from gateway.routing.route import Endpoint, Target
-from gateway.routing.standing import BUSY_S, LONGEST_ASIDE_S
+from gateway.routing.standing import BUSY_S, LONGEST_ASIDE_S, UNKNOWN_MODEL_S
 from tests.gateway.routing.support import Rig, endpoint
 
 A, B, C, D = (endpoint(id) for id in "abcd")
@@ -261,6 +261,22 @@ def test_a_vote_lapses_with_the_cool_down() -> None:
     assert rig.balancer.votes() == ["a"]
     rig.clock.time += COOL_DOWN_S * 1.3
     assert rig.balancer.votes() == []
+
+
+def test_one_that_does_not_serve_a_model_comes_last_for_it_and_not_for_others() -> None:
+    rig = Rig(A, B)
+    for _ in range(20):
+        rig.balancer.failed(A, unhealthy=True, unknown_model="m", code="backend_not_found")
+    assert set(counted(rig)) == {"b"}
+    assert rig.id(tried=("b",)) == "a"
+    rig.targets = [Target("pool", "another")]
+    assert set(counted(rig)) == {"a", "b"}
+    rig.targets = [Target("pool", "m")]
+    rig.clock.time += UNKNOWN_MODEL_S + 0.1
+    assert set(counted(rig)) == {"a", "b"}
+    rig.balancer.failed(A, unhealthy=True, unknown_model="n")
+    (standing,) = (each for each in rig.balancer._standings.values() if each.id == "a")
+    assert standing.unknown_models.keys() == {"n"}
 
 
 def test_an_endpoint_that_changed_is_another_one() -> None:
