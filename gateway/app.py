@@ -57,6 +57,7 @@ from gateway.http.usage import usage_handlers
 from gateway.http.websocket import websocket_handler
 from gateway.idempotency.service import Idempotency
 from gateway.idempotency.store import SCRIPTS as IDEMPOTENCY_SCRIPTS
+from gateway.observability.backend_gauges import backend_gauges
 from gateway.observability.metrics import Metrics
 from gateway.observability.observer import Observability
 from gateway.observability.tracing import Tracing, tracing_wanted
@@ -141,6 +142,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     )
     idempotency = Idempotency(idempotency_redis, secret_key, clock)
     metrics = Metrics()
+    for gauge in backend_gauges(balancer.snapshot):
+        metrics.watch(gauge)
     tracing = Tracing() if tracing_wanted(os.environ) else None
     pipeline = Pipeline(
         tenants=tenants,

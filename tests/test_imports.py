@@ -29,7 +29,7 @@ GATEWAY_ROOMS = {
     "backends": {"routing", "billing", "ask", "translation"},
     "idempotency": {"admission", "tenants", "billing", "observability"},
     "verify": {"admission", "billing", "tenants", "db"},
-    "observability": {"billing"},
+    "observability": {"billing", "routing"},
     "ask": {"tenants"},
     "refusals": {"admission", "billing"},
     "order": {"ask", "tenants", "admission", "billing", "routing", "backends", "tokens"},
