@@ -17,7 +17,9 @@ _SILENT = {"version", "archived_at", "revoked_at"}
 
 @click.command()
 @click.option("--tenant", help="Only changes of this tenant.")
-@click.option("--kind", help="Only changes of these: tenant, project, key, admin_key, limit, pool, backend, route, price.")
+@click.option(
+    "--kind", help="Only changes of these: tenant, project, key, admin_key, limit, pool, backend, route, price."
+)
 @click.option("--actor", help="Only changes by this admin key, or by cli:USER.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 1000), help="How many to show.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, with all before and after.")

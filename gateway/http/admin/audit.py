@@ -22,8 +22,8 @@ OfKind = Annotated[
     str | None,
     QueryParameter(
         max_length=100,
-        description="Only changes of this kind of thing: tenant, project, key, admin_key, limit, pool, backend, route, price, "
-        "dead_event.",
+        description="Only changes of this kind of thing: tenant, project, key, admin_key, limit, pool, backend, route, "
+        "price, dead_event.",
     ),
 ]
 ByActor = Annotated[

@@ -73,10 +73,11 @@ async def answer(c: Conversation) -> None:
 
 
 async def test_usage_that_is_not_told_and_models_that_are_not_listed_are_no_failure(upstream: Any) -> None:
-    running = await upstream(server(answer, models("other")))
+    running = await upstream(server(answer, models("other", KEY)))
     steps = await tried(endpoint(running.url), model="m")
     assert outcomes(steps) == {"connect": True, "models": True, "chat": True, "stream": True}
     assert "does not list m" in steps[1].detail
+    assert "it lists other, ***" in steps[1].detail
     assert "usage told: 9 tokens in, 3 out" in steps[2].detail
     assert "usage is not told" in steps[3].detail
     posted = [each for each in running.seen if each.raw]
