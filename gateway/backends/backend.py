@@ -65,8 +65,11 @@ class Order:
         if self.chat is not None:
             return self.chat
         if self.api in ("responses", "messages"):
-            why = f"The request {self.not_chat or 'cannot be told as a chat completion'}."
-            raise bad_request(f"{why} The backends of this model cannot do that: leave it out, or ask another model.")
+            why = self.not_chat or "is no chat"
+            raise bad_request(
+                f"The request {why}, which the backends of this model cannot be told. Correct it, leave it out, or ask "
+                "another model."
+            )
         return self.body
 
 

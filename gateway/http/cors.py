@@ -19,7 +19,10 @@ PREFLIGHT_AGE_S: Final = 600
 _METHODS: Final = b"GET, POST, DELETE"
 _HEADERS: Final = b"authorization, content-type"
 _NAMES: Final = re.compile(rb"[\w!#$%&'*+.^`|~ ,-]{1,2048}")
-_EXPOSED: Final = (b"x-request-id", b"retry-after", b"x-ratelimit-", b"x-penstock-", b"idempotent-replayed")
+_EXPOSED: Final = (
+    *(b"x-request-id", b"request-id", b"retry-after", b"x-should-retry"),
+    *(b"x-ratelimit-", b"x-penstock-", b"idempotent-replayed"),
+)
 """Beginnings of names."""
 
 Headers = list[tuple[bytes, bytes]]
@@ -49,11 +52,7 @@ class CrossOrigin:
             return
         headers = dict(scope["headers"])
         origin = headers.get(b"origin")
-        if (
-            origin is not None
-            and scope["method"] == "OPTIONS"
-            and b"access-control-request-method" in headers
-        ):
+        if origin is not None and scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
             await self._preflight(send, origin, headers)
             return
         granted = self._granted(origin)
