@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final, cast
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
@@ -56,6 +57,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.response.status_code == 101:
             # The application has not begun yet: its task was made just now.
             cast(dict[str, Any], self.scope["extensions"])[STOP] = {"asked": self._stop}
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            # A refusal is an answer, too. uvicorn would log it as a fault of the application.
+            self.handshake_complete = True
 
     def shutdown(self) -> None:
         if self.handshake_complete and not self.close_sent:

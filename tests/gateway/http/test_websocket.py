@@ -284,7 +284,7 @@ async def bad_keys_are_refused_before_the_upgrade(gateway: Any) -> None:
         assert unknown not in str(error)
 
 
-async def test_a_key_may_come_as_a_sub_protocol(gateway: Any, upstream: Any) -> None:
+async def test_a_key_may_come_as_a_sub_protocol(gateway: Any, upstream: Any, caplog: pytest.LogCaptureFixture) -> None:
     await gateway.register(await upstream(paris))
     for chosen, beginning in (("penstock", "penstock-api-key."), ("realtime", "openai-insecure-api-key.")):
         offered = [Subprotocol(chosen), Subprotocol(beginning + gateway.key)]
@@ -294,6 +294,7 @@ async def test_a_key_may_come_as_a_sub_protocol(gateway: Any, upstream: Any) -> 
             await ask(connection)
             assert (await answer(connection))[-1] == "[DONE]"
     await bad_keys_are_refused_before_the_upgrade(gateway)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_each_request_is_authenticated_anew(start_gateway: Any, upstream: Any) -> None:
@@ -457,6 +458,10 @@ async def test_only_a_handshake_on_its_path_upgrades(gateway: Any) -> None:
     answered = await told(gateway, sent + b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
     assert answered.startswith(b"HTTP/1.1 400 ")
     assert answered.count(b"HTTP/1.1") == 1
+    # Nor does one behind a request that is not answered yet: its answer would be taken for frames.
+    last = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    answered = await told(gateway, f"GET {PATH} HTTP/1.1\r\nHost: a\r\n\r\n".encode() + sent + last)
+    assert (answered.count(b"HTTP/1.1 426 "), answered.count(b"HTTP/1.1 200 ")) == (2, 1)
     async with httpx.AsyncClient() as client:
         plain = await client.get(gateway.url + PATH)
     assert (plain.status_code, plain.headers["upgrade"]) == (426, "websocket")
