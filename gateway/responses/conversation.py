@@ -6,7 +6,7 @@ row is read. A conversation is a list of items as the Responses API words them, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Final
 
 import msgspec
@@ -33,12 +33,18 @@ _answer_decoder = msgspec.json.Decoder(_Answer)
 _item_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def listed(items: Sequence[msgspec.Raw], hex_id: str) -> list[msgspec.Raw]:
-    """Input items as the API lists them: each with type and id, messages with a status and a list of parts.
+def listed(earlier: Sequence[msgspec.Raw], items: Sequence[msgspec.Raw], hex_id: str) -> list[msgspec.Raw]:
+    """The whole conversation, with input ``items`` as the API lists them: each with a type, and an id of its own;
+    messages with a status and a list of parts.
 
-    ``hex_id``: of the response; the ids that are missing are made of it. The items were read before.
+    ``hex_id``: of the response. Ids that are missing, or came before, are made of it. The items were read before.
     """
-    return [_listed(item, f"{hex_id}i{index:04x}") for index, item in enumerate(items)]
+    ids = {id_of(item) for item in earlier}
+    found = list(earlier)
+    for index, item in enumerate(items):
+        found.append(_listed(item, f"{hex_id}i{index:04x}", ids))
+        ids.add(id_of(found[-1]))
+    return found
 
 
 def id_of(item: msgspec.Raw) -> str:
@@ -52,11 +58,12 @@ class _Identified(msgspec.Struct):
 _identified_decoder = msgspec.json.Decoder(_Identified)
 
 
-def _listed(raw: msgspec.Raw, name: str) -> msgspec.Raw:
+def _listed(raw: msgspec.Raw, name: str, taken: Set[str]) -> msgspec.Raw:
     item: dict[str, Any] = dict(_item_decoder.decode(raw))
     kind = _text(item.get("type")) or "message"
     item["type"] = kind
-    if _text(item.get("id")) is None:
+    given = _text(item.get("id"))
+    if given is None or given in taken:
         item["id"] = f"{_PREFIXES.get(kind, 'item')}_{name}"
     if kind == "message":
         item.setdefault("status", "completed")

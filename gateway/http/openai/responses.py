@@ -6,7 +6,7 @@ Reference: https://developers.openai.com/api/reference/resources/responses/metho
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 from uuid import UUID
@@ -49,7 +49,7 @@ class ResponsesDoor(OpenAIDoor):
         self._most_bytes = most_bytes
         self._sequence = 0
         self._principal: Principal | None = None
-        self._items: Sequence[msgspec.Raw] = ()
+        self._items: list[msgspec.Raw] = []
         self._kept = False
 
     async def ask(self, raw: bytes, principal: Principal) -> Ask:
@@ -64,7 +64,7 @@ class ResponsesDoor(OpenAIDoor):
         self._principal = principal
         self._kept = request.store and self._store.keeps
         if self._kept:
-            self._items = [*earlier, *listed(request.items, self.request_id.hex)]
+            self._items = listed(earlier, request.items, self.request_id.hex)
         echo = request.echo if self._kept else request.echo | {"store": _FALSE}
         frame = Frame(self.request_id.hex, model, self._now(), echo)
         return Ask(
@@ -146,7 +146,7 @@ class ResponsesDoor(OpenAIDoor):
 
     async def _keep(self, response: msgspec.Raw) -> bool:
         assert self._principal is not None
-        stored = Stored(response, list(self._items))
+        stored = Stored(response, self._items)
         return await self._store.put(self._principal, response_id(self.request_id.hex), stored)
 
 

@@ -149,9 +149,13 @@ def test_input_items_are_listed_in_the_form_of_the_api() -> None:
         {"type": "function_call_output", "call_id": "c", "output": "x", "id": None},
         {"role": "user", "content": [{"type": "input_text", "text": "Well?"}], "id": 5},
     ]
-    items = listed([raw(item) for item in given], "ff")
-    assert [id_of(item) for item in items] == ["msg_ffi0000", "msg_own", "fco_ffi0002", "msg_ffi0003"]
-    first, second, *_ = (msgspec.json.decode(item) for item in items)
+    earlier = [raw({"type": "reasoning", "id": "rs_1"})]
+    again = [{"type": "reasoning", "id": "rs_1"}, {"type": "message", "id": "msg_own", "role": "user", "content": "a"}]
+    items = listed(earlier, [raw(item) for item in [*given, *again]], "ff")
+    assert [id_of(item) for item in items] == [
+        *("rs_1", "msg_ffi0000", "msg_own", "fco_ffi0002", "msg_ffi0003", "rs_ffi0004", "msg_ffi0005"),
+    ]
+    _, first, second, *_ = (msgspec.json.decode(item) for item in items)
     assert first == {
         "type": "message",
         "id": "msg_ffi0000",

@@ -175,11 +175,13 @@ async def test_structured_output_media_and_an_answer_cut_short(gateway: Any, ups
     bonn = saying('{"name":"Bonn",', '"people":330000}')
     server = await upstream(bonn, bonn, saying("Once upon", finish="length"))
     await gateway.register(server)
+    # Long enough to be translated beside the event loop.
+    picture = "data:image/png;base64," + "A" * 300_000
     asked: Any = {
         "role": "user",
         "content": [
             {"type": "input_text", "text": "Which town?"},
-            {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "low"},
+            {"type": "input_image", "image_url": picture, "detail": "low"},
             {"type": "input_file", "file_data": "data:application/pdf;base64,AAAA", "filename": "a.pdf"},
         ],
     }
@@ -197,7 +199,7 @@ async def test_structured_output_media_and_an_answer_cut_short(gateway: Any, ups
             "role": "user",
             "content": [
                 {"type": "text", "text": "Which town?"},
-                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}},
+                {"type": "image_url", "image_url": {"url": picture, "detail": "low"}},
                 {"type": "file", "file": {"file_data": "data:application/pdf;base64,AAAA", "filename": "a.pdf"}},
             ],
         }
