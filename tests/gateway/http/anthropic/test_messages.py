@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -125,6 +126,14 @@ async def test_a_whole_answer(gateway: Any, upstream: Any) -> None:
         "user": "ann",
         "seed": 7,
     }
+
+    def block() -> list[str]:
+        with anthropic.Anthropic(base_url=gateway.url, api_key=gateway.key, max_retries=0) as sdk:
+            whole = sdk.messages.create(**ASK)
+            with sdk.messages.stream(**ASK) as stream:
+                return [whole.content[0].text, stream.get_final_text()]  # type: ignore[union-attr]
+
+    assert await asyncio.to_thread(block) == ["Paris", "Paris"]
 
 
 async def test_a_stream(gateway: Any, upstream: Any) -> None:
