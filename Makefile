@@ -10,7 +10,7 @@ INSTALL := $(PYTHON) gateway/local/install.py
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint format types install bench-peers lock clean
+.PHONY: help up test lint format types install bench-peers real-servers lock clean
 .NOTPARALLEL:
 
 help: ## List the targets
@@ -55,6 +55,10 @@ bench-peers: ## Install the gateways that benchmarks/gateway.py compares with, e
 	npm install --silent --no-fund --no-audit --prefix .penstock/peers/portkey @portkey-ai/gateway@1.15.2
 	$(BIN)/uv venv --quiet --allow-existing .penstock/peers/litellm
 	$(BIN)/uv pip install --quiet --python .penstock/peers/litellm/bin/python 'litellm[proxy]==1.106.12'
+
+real-servers: ## Install real model servers for tests/real_servers (SERVERS="transformers llamacpp vllm"; llamacpp compiles)
+	@$(INSTALL) worker local dev
+	$(BIN)/python tests/real_servers/servers.py $(SERVERS)
 
 lock: ## Renew the pinned, hashed dependencies of the gateway's image
 	@$(INSTALL) worker local dev

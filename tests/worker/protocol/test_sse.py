@@ -89,3 +89,9 @@ def test_a_long_line_in_small_chunks_is_held_once() -> None:
     (event,) = [*framer.feed(b"\ndata: y\n\n"), *framer.flush()]
     assert isinstance(event, Event)
     assert event.data == b"y"
+
+
+def test_lines_named_error_are_events_for_who_asks_for_them() -> None:
+    wire = b'data: {}\n\nerror: {"code":500}\n\nerror:\n\n'
+    assert Framer().feed(wire) == [Event(b"{}")]
+    assert Framer(error_field=True).feed(wire) == [Event(b"{}"), Event(b'{"code":500}', b"error"), Event(b"", b"error")]
