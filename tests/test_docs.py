@@ -8,6 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 DOORS = ["gateway/pipeline.py", "gateway/refusals.py", "gateway/order.py", "gateway/http/client.py"]
 DOORS += ["gateway/http/openai/chat.py", "gateway/http/inference.py", "gateway/backends/faults.py"]
+DOORS += ["gateway/http/cors.py", "gateway/http/websocket.py", "gateway/http/websocket_session.py"]
+DOORS += ["gateway/http/openai/inputs.py", "gateway/backends/openai_errors.py"]
 
 
 def test_every_error_code_of_the_gateway_is_documented() -> None:
