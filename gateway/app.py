@@ -121,7 +121,13 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     backends = create_backends(worker, clock)
     relay = Relay(transport, balancer, backends, limits)
     load = LoadExchange(settings.redis_url, balancer, timeout_s=settings.redis_timeout_s)
-    probes = Probes(lambda: [*registry.all(), *declared.all()], balancer, prober(transport, backends), clock)
+    probes = Probes(
+        lambda: [*registry.all(), *declared.all()],
+        balancer,
+        prober(transport, backends),
+        clock,
+        every_s=settings.probe_interval_s,
+    )
     counter = PromptCounter(registry.endpoints, lambda endpoint: worker.counting(transport, endpoint))
     drainer = Drainer(
         engine,

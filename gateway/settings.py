@@ -42,6 +42,7 @@ _RANGES = {
     "connect_timeout_s": (0.01, 60),
     "first_byte_timeout_s": (0.1, 3600),
     "idle_timeout_s": (0.1, 3600),
+    "probe_interval_s": (0.1, 3600),
     "keepalive_s": (0.1, 3600),
     "drain_s": (0, 3600),
 }
@@ -97,6 +98,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Limit for a backend's first byte."""
     idle_timeout_s: float = 60.0
     """Longest silence of a backend in mid-stream."""
+    probe_interval_s: float = 10.0
+    """How often a declared backend is asked whether it lives while no request succeeds there; one that seems dead is
+    asked five times as often."""
     keepalive_s: float = 10.0
     """A waiting stream gets a comment line this often, so that proxies do not cut it."""
     metrics_token: str | None = None

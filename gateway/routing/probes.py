@@ -20,8 +20,8 @@ from gateway.routing.policy import Balancer
 from gateway.routing.route import Endpoint
 
 EVERY_S = 10.0
-DOUBTFUL_EVERY_S = 2.0
-"""How often one is probed whose breaker is not closed."""
+DOUBTFUL_SHARE = 0.2
+"""Of the interval, for one whose breaker is not closed."""
 TIMEOUT_S = 2.0
 AT_ONCE = 16
 TURN_S = 0.25
@@ -46,7 +46,6 @@ class Probes:
         clock: Clock,
         *,
         every_s: float = EVERY_S,
-        doubtful_every_s: float = DOUBTFUL_EVERY_S,
         timeout_s: float = TIMEOUT_S,
         turn_s: float = TURN_S,
         at_once: int = AT_ONCE,
@@ -57,7 +56,6 @@ class Probes:
         self._probe = probe
         self._clock = clock
         self._every_s = every_s
-        self._doubtful_every_s = doubtful_every_s
         self._timeout_s = timeout_s
         self._turn_s = turn_s
         self._random = random or Random()
@@ -104,7 +102,7 @@ class Probes:
         expects_news = endpoint.revision > 0 or self._balancer.in_flight_at(endpoint) > 0
         if not doubtful and not (expects_news and self._balancer.idle_s(endpoint) >= self._every_s):
             return False
-        interval = (self._doubtful_every_s if doubtful else self._every_s) * self._random.uniform(1 - JITTER, 1)
+        interval = self._every_s * (DOUBTFUL_SHARE if doubtful else 1.0) * self._random.uniform(1 - JITTER, 1)
         return now - self._last[endpoint.id] >= interval
 
     async def _ask(self, endpoint: Endpoint) -> None:

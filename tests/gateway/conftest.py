@@ -381,6 +381,8 @@ def start_gateway(database_url: str, redis_url: str, tmp_path: Path) -> GatewayF
             "fleet_token": "fleet-token-of-the-tests",
             "secret_key": "secret-key-of-the-tests-of-this-gateway",
             "drain_interval_s": 0.05,
+            # Most scripts know nothing of probes.
+            "probe_interval_s": 3600.0,
             "spool_dir": str(tmp_path / "spool"),
         }
         return running_gateway(Settings(**(values | changes)), limits=limits, gateway_clock=gateway_clock)

@@ -47,6 +47,15 @@ def refuse(status: int, *, more: str = "", code: str | None = None) -> Script:
     return script
 
 
+def probed(script: Script) -> Script:
+    """``script`` for requests, and a sign of life for probes."""
+
+    async def script_or_probe(c: Conversation) -> None:
+        await (script(c) if c.head.startswith("POST") else c.status(200, b"{}"))
+
+    return script_or_probe
+
+
 async def never(c: Conversation) -> None:
     """It takes the request and says nothing."""
     await c.wait_closed_by_peer(within_s=60)
@@ -59,10 +68,7 @@ class Site:
     client: httpx.AsyncClient
 
     async def serve(self, script: Script) -> Upstream:
-        async def script_or_probe(c: Conversation) -> None:
-            await (script(c) if c.head.startswith("POST") else c.status(200, b"{}"))
-
-        return await self.upstream(script_or_probe)
+        return await self.upstream(probed(script))
 
     async def pool(self, name: str) -> None:
         await self.gateway.catalog.create_pool(ACTOR, name)

@@ -12,7 +12,7 @@ from gateway.local.services import free_port
 from gateway.routing.breaker import FAILURES_IN_A_ROW
 from tests.gateway.backends.relay_support import black_hole
 from tests.gateway.conftest import Conversation, GatewayFactory, Upstream, UpstreamFactory
-from tests.gateway.routing.app_support import Site, answer, asked, never
+from tests.gateway.routing.app_support import Site, answer, asked, never, probed
 
 FIRST_BYTE_S = 0.5
 AT_ONCE = 8
@@ -21,7 +21,7 @@ AT_ONCE = 8
 @pytest.fixture
 async def site(start_gateway: GatewayFactory, upstream: UpstreamFactory) -> AsyncIterator[Site]:
     async with (
-        start_gateway() as gateway,
+        start_gateway(probe_interval_s=5.0) as gateway,
         httpx.AsyncClient(base_url=gateway.url, timeout=30.0) as client,
     ):
         yield Site(gateway, upstream, client)
@@ -137,3 +137,37 @@ async def test_with_all_four_down_the_answer_comes_by_the_deadline(site: Site) -
         "no_backend_available",
         "backend_timeout",
     ]
+
+
+async def test_probes_tell_of_a_death_and_a_return_before_any_request_does(
+    start_gateway: GatewayFactory, upstream: UpstreamFactory
+) -> None:
+    port = free_port()
+    returned = Upstream([probed(answer)], port=port)
+    async with (
+        start_gateway(probe_interval_s=0.2) as gateway,
+        httpx.AsyncClient(base_url=gateway.url, timeout=30.0) as client,
+    ):
+        site = Site(gateway, upstream, client)
+        await site.pool("p")
+        await site.declare("returns", "p", f"http://127.0.0.1:{port}")
+        await site.route("r", "p")
+        await site.known("p")
+
+        async def breaker(level: int) -> None:
+            line = f'penstock_backend_breaker{{backend="returns"}} {level}.0'
+            async with asyncio.timeout(10):
+                while line not in (await client.get("/metrics")).text:  # noqa: ASYNC110 - a gauge tells no event
+                    await asyncio.sleep(0.05)
+
+        await breaker(2)
+        await returned.start()
+        try:
+            await breaker(1)
+            assert asked(returned) == 0
+            response = await site.ask("r")
+            assert response.status_code == 200, response.text
+            await breaker(0)
+            assert asked(returned) == 1
+        finally:
+            await returned.stop()

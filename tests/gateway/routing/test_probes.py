@@ -7,10 +7,11 @@ from random import Random
 from typing import Any
 
 from gateway.routing.breaker import COOL_DOWN_S, MISSED_PROBES
-from gateway.routing.probes import DOUBTFUL_EVERY_S, EVERY_S, Probes
+from gateway.routing.probes import DOUBTFUL_SHARE, EVERY_S, Probes
 from gateway.routing.route import Endpoint
 from tests.gateway.routing.support import Rig, endpoint
 
+DOUBTFUL_EVERY_S = EVERY_S * DOUBTFUL_SHARE
 WORKER, DECLARED = endpoint("worker"), endpoint("declared", revision=1)
 
 
