@@ -32,6 +32,7 @@ CONNECT_S: Final = 5.0
 OUTPUT_TOKENS: Final = 16
 """Fewer are an error to some models that reason before they speak."""
 _LONGEST_LIST: Final = 8 * 1024 * 1024
+_LONGEST_ERROR: Final = 64 * 1024
 _LONGEST_DETAIL: Final = 300
 _SHORTEST_SECRET: Final = 8
 """Characters: shorter values of headers are words that may stand anywhere."""
@@ -176,7 +177,7 @@ class _Trial:
         if reply.status in (404, 405, 501):
             return f"it does not list models (status {reply.status}), which is no fault if the chat works"
         if reply.status != 200:
-            raise _refused(reply.status, None)
+            raise self._refused(reply, body)
         names = _model_names(body or b"")
         if names is None:
             raise _Failed("what it lists are no models; check that base_url leads to the API, not to a web page")
@@ -226,9 +227,7 @@ class _Trial:
     async def _read(self, order: Order, reply: Reply, began: float) -> str:
         loop = asyncio.get_running_loop()
         if reply.status != 200:
-            body = await reply.read_limited(64 * 1024)
-            fault = self._backend.refusal(self._endpoint, reply.status, body, reply.header("retry-after"))
-            raise _refused(reply.status, fault)
+            raise self._refused(reply, await reply.read_limited(_LONGEST_ERROR))
         reader = self._backend.reader(order, self._endpoint, reply.media_type)
         usage: TokenUsage | None = None
         events, first = 0, None
@@ -252,6 +251,11 @@ class _Trial:
             return f"{events} events, the first after {_ms(first or 0.0)}; {told}"
         return told
 
+    def _refused(self, reply: Reply, body: bytes | None) -> _Failed:
+        return _refused(
+            reply.status, self._backend.refusal(self._endpoint, reply.status, body, reply.header("retry-after"))
+        )
+
 
 def _order(api: Api, body: dict[str, msgspec.Raw], model: str, context_length: int) -> Order:
     capped = api != "embeddings"
@@ -274,14 +278,15 @@ def _order(api: Api, body: dict[str, msgspec.Raw], model: str, context_length: i
     )
 
 
-def _refused(status: int, fault: BackendFault | None) -> _Failed:
-    if status == 401:
-        return _Failed("status 401: the API key is missing or not valid; set it anew with --api-key", final=True)
+def _refused(status: int, fault: BackendFault) -> _Failed:
     if status == 402:
         return _Failed("status 402: the account has no credit; pay, or take another key", final=True)
     if status == 403:
         return _Failed("status 403: the API key is not allowed this; see its permissions, and the account's region")
-    said = f", and says: {fault.error().body.message}" if fault is not None and status not in (404, 405) else ""
+    # Not every brand says so by its status: Google calls a wrong key a bad request.
+    if status == 401 or fault.code == "backend_unauthorized":
+        return _Failed(f"status {status}: the API key is missing or not valid; set it anew with --api-key", final=True)
+    said = f", and says: {fault.error().body.message}"
     if status in (404, 405):
         return _Failed(f"status {status}: there is no such model, or no such path; check --model and base_url's path")
     if 300 <= status < 400:

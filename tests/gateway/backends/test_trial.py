@@ -15,6 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from gateway.backends import brands
 from gateway.backends.families import create_backends
 from gateway.backends.fleet_worker import FleetWorker
 from gateway.backends.transport import Transport
@@ -22,7 +23,18 @@ from gateway.backends.trial import Step, Trials
 from gateway.clock import SystemClock
 from gateway.local.services import free_port
 from gateway.routing.route import Endpoint
+from gateway.tenants.backend_specs import BackendSpec, check_backend
 from tests.gateway.conftest import Conversation, whole_event
+from tests.standins import base as standins
+from tests.standins.anthropic import Anthropic
+from tests.standins.base import StandIn
+from tests.standins.google import Google
+from tests.standins.llamacpp import LlamaCpp
+from tests.standins.ollama import Ollama
+from tests.standins.openai_hosted import OpenAIHosted
+from tests.standins.sglang import SGLang
+from tests.standins.trtllm import TensorRTLLM
+from tests.standins.vllm import VLLM
 
 KEY = "sk-very-secret-key-of-a-provider"
 
@@ -156,6 +168,24 @@ async def test_anthropics_api_is_tried_in_its_own_words(upstream: Any) -> None:
     assert outcomes(steps) == {"connect": True, "models": True, "chat": False, "stream": False, "embeddings": False}
     assert "status 529" in steps[2].detail
     assert "no embeddings" in steps[4].detail
+
+
+BRANDS: list[type[StandIn]] = [VLLM, SGLang, TensorRTLLM, Ollama, LlamaCpp, OpenAIHosted, Google, Anthropic]
+
+
+@pytest.mark.parametrize("brand", BRANDS, ids=lambda brand: brand.brand)
+async def test_each_brand_passes_with_its_key_and_is_told_of_without(brand: type[StandIn]) -> None:
+    async with brand(needs_key=True) as backend:
+        declared = BackendSpec(name="b", pool="p", brand=brand.brand, base_url=backend.url, api_key=standins.KEY)
+        declared = check_backend(declared, brands.BRANDS)
+        assert declared.base_url == backend.url
+        family = brands.BRANDS[brand.brand].family
+        for key, passes in ((standins.KEY, True), (KEY, False)):
+            headers = brands.BRANDS[brand.brand].key_headers(key)
+            steps = await tried(endpoint(backend.url, brand=brand.brand, family=family, headers=headers))
+            assert all(step.passed for step in steps) == passes, steps
+            assert len(steps) == 4 if passes else "key" in steps[-1].detail
+            assert standins.KEY not in repr(steps)
 
 
 async def test_what_cannot_be_reached_is_told_at_once() -> None:
