@@ -105,7 +105,9 @@ class Pipeline:
             plan = await self._plan(call, ask, principal)
             ticket = await self._admit(call, principal, plan.draft, plan.bound, after=stale)
         ticket.reprice(plan.tariff_at(ticket.admitted_at))
-        exchange = self._relay.open(plan.order, total_s=plan.route.timeout_s, checkpoint=ticket.checkpoint)
+        exchange = self._relay.open(
+            plan.order, total_s=plan.route.timeout_s, checkpoint=ticket.checkpoint, observer=observer
+        )
         return Answer(call, plan, ticket, exchange, observer, keepalive_s=self._keepalive_s, on_usage=self._compare)
 
     async def _run_once(self, call: Call, ask: Ask, principal: Principal, key: str, observer: Observer) -> Answerable:

@@ -26,7 +26,7 @@ GATEWAY_ROOMS = {
     "routing": {"db", "tenants"},
     "translation": {"ask", "billing"},
     "tokens": {"routing", "ask"},
-    "backends": {"routing", "billing", "ask", "translation"},
+    "backends": {"routing", "billing", "ask", "translation", "observability"},
     "idempotency": {"admission", "tenants", "billing", "observability"},
     "verify": {"admission", "billing", "tenants", "db"},
     "observability": {"billing", "routing"},

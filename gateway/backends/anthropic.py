@@ -44,8 +44,6 @@ class Anthropic:
             **endpoint.headers,
             "x-request-id": order.request_id,
         }
-        if order.traceparent is not None:
-            headers["traceparent"] = order.traceparent
         return Outgoing(endpoint.base_url + "/v1/messages", headers, _body(order, model))
 
     def reader(self, order: Order, endpoint: Endpoint, media_type: str) -> Reader:

@@ -57,8 +57,6 @@ class Order:
     """Why it cannot, as a clause that follows "the request"."""
     from_chat: Callable[[], Translator] | None = None
     """Makes what turns a chat completion's answer into ``api``'s; None: ``api`` words its answers so itself."""
-    traceparent: str | None = None
-    """W3C trace context to hand on."""
 
     def words(self) -> Body:
         """The request as it is put to servers that speak OpenAI's APIs. Raises ApiError (400) if it cannot be."""

@@ -48,8 +48,6 @@ class FleetWorker:
         }
         if order.clamp_output:
             sent[headers.CLAMP_OUTPUT] = "1"
-        if order.traceparent is not None:
-            sent["traceparent"] = order.traceparent
         body = order.words() | {"model": msgspec.Raw(msgspec.json.encode(model))}
         if order.clamp_output and order.output_cap is not None:
             body["max_tokens"] = msgspec.Raw(b"%d" % order.output_cap)

@@ -46,8 +46,6 @@ class OpenAICompatible:
             "accept-encoding": "identity",
             REQUEST_ID: order.request_id,
         }
-        if order.traceparent is not None:
-            headers["traceparent"] = order.traceparent
         body = order.words() | {"model": msgspec.Raw(msgspec.json.encode(model))}
         _cap(body, order, brand)
         if order.streamed and brand.usage_on_request:

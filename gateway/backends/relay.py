@@ -20,6 +20,8 @@ from gateway.backends.faults import BackendFault
 from gateway.backends.time_limits import TimeLimits
 from gateway.backends.transport import Transport
 from gateway.billing.usage import TokenUsage
+from gateway.observability.observer import Attempt as ObservedAttempt
+from gateway.observability.observer import Observer
 from gateway.routing.policy import Balancer, Choice
 from worker.protocol.errors import ApiError
 
@@ -40,22 +42,33 @@ class Relay:
         self.backends = backends
         self.limits = limits
 
-    def open(self, order: Order, *, total_s: float, checkpoint: Callable[[TokenUsage, str], None]) -> Exchange:
-        """``checkpoint(usage, backend)`` is told running totals as they become known; it must be quick."""
+    def open(
+        self, order: Order, *, total_s: float, checkpoint: Callable[[TokenUsage, str], None], observer: Observer
+    ) -> Exchange:
+        """``checkpoint(usage, backend)`` is told running totals as they become known; it must be quick. ``observer``
+        is told of each attempt.
+        """
         self.balancer.began()
-        return Exchange(self, order, total_s, checkpoint)
+        return Exchange(self, order, total_s, checkpoint, observer)
 
 
 class Exchange:
     """One order's way through its attempts. A context manager: leaving it closes what is open to the backend."""
 
     def __init__(
-        self, relay: Relay, order: Order, total_s: float, checkpoint: Callable[[TokenUsage, str], None]
+        self,
+        relay: Relay,
+        order: Order,
+        total_s: float,
+        checkpoint: Callable[[TokenUsage, str], None],
+        observer: Observer,
     ) -> None:
         self._relay = relay
         self._order = order
         self._total_s = total_s
         self._checkpoint = checkpoint
+        self._observer = observer
+        self._observed: ObservedAttempt | None = None
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
         self._deadline = self._started + total_s
@@ -162,6 +175,17 @@ class Exchange:
         self.queue_ms = self.elapsed_ms()
         self._model = choice.model
         self._held.enter_context(relay.balancer.using(endpoint))
+        self._observed = self._observer.attempt(
+            order.api,
+            choice.model,
+            endpoint.id,
+            endpoint.brand,
+            endpoint.base_url,
+            max_tokens=order.output_cap,
+            stream=order.streamed,
+        )
+        if self._observed.traceparent is not None:
+            outgoing.headers["traceparent"] = self._observed.traceparent
         limits, backend = relay.limits.of(endpoint), relay.backends[endpoint.family]
         self._attempt = Attempt(relay.transport, backend, order, endpoint, outgoing, limits)
         return self._attempt
@@ -185,7 +209,7 @@ class Exchange:
 
     async def _give_up(self, attempt: Attempt, fault: BackendFault) -> None:
         """Close the attempt; return if another one is to be made, else raise ``fault``."""
-        self.failed_attempts.append(f"{attempt.endpoint.id} {fault.code}")
+        self._note(attempt, fault)
         # A connection that idled may have been closed by the peer just as it was used: no mark against the backend.
         is_chance = fault.lost_early and not self._repeated
         if not is_chance:
@@ -206,11 +230,16 @@ class Exchange:
         fault = faults.out_of_time(self._total_s)
         attempt = self._attempt
         if attempt is not None:
-            self.failed_attempts.append(f"{attempt.endpoint.id} {fault.code}")
+            self._note(attempt, fault)
             # The backend is to blame only if it said nothing while it had most of the time.
             blamed = not attempt.answering and attempt.age_s() >= self._total_s / 2
             self._tell(attempt, fault, unhealthy=blamed)
         return fault
+
+    def _note(self, attempt: Attempt, fault: BackendFault) -> None:
+        self.failed_attempts.append(f"{attempt.endpoint.id} {fault.code}")
+        if self._observed is not None:
+            self._observed.end(fault.code, self.usage)
 
     def _tell(self, attempt: Attempt, fault: BackendFault, *, unhealthy: bool) -> None:
         self._relay.balancer.failed(
@@ -225,6 +254,8 @@ class Exchange:
 
     async def _close_attempt(self) -> None:
         attempt, self._attempt = self._attempt, None
+        if self._observed is not None:
+            self._observed.end(None, self.usage)
         with self._held:
             if attempt is not None:
                 await attempt.close()

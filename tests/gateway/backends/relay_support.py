@@ -19,6 +19,8 @@ from gateway.backends.time_limits import TimeLimits
 from gateway.backends.transport import Transport
 from gateway.billing.usage import TokenUsage
 from gateway.clock import SystemClock
+from gateway.observability.metrics import Metrics
+from gateway.observability.observer import Observer
 from gateway.routing.policy import Balancer
 from gateway.routing.route import Endpoint, Target
 
@@ -52,7 +54,7 @@ class Rig:
     def in_flight(self) -> dict[str, int]:
         return self.balancer.in_flight()
 
-    def open(self, *, total_s: float = 20.0, **changes: Any) -> Exchange:
+    def open(self, *, total_s: float = 20.0, observer: Observer | None = None, **changes: Any) -> Exchange:
         values: dict[str, Any] = {
             "request_id": "0199",
             "model": "m",
@@ -69,7 +71,10 @@ class Rig:
         }
         order = Order(**(values | changes))
         return self.relay.open(
-            order, total_s=total_s, checkpoint=lambda usage, id: self.checkpoints.append((usage, id))
+            order,
+            total_s=total_s,
+            checkpoint=lambda usage, id: self.checkpoints.append((usage, id)),
+            observer=observer or Observer(Metrics(), None),
         )
 
 
