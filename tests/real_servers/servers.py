@@ -31,11 +31,15 @@ def gguf() -> Path:
 def folder() -> Path:
     """The same model as a folder in Hugging Face's layout, for servers that read nothing else."""
     made = HOME / "model"
-    if not (made / "config.json").exists():
+    if not (made / "model.safetensors").exists():
         script = (
             "import sys, torch, transformers as t; source, name, to = sys.argv[1:]\n"
+            "plain = t.GgufConfig(dequantize=True)\n"
+            "model = t.AutoModelForCausalLM.from_pretrained(\n"
+            "    source, gguf_file=name, dtype=torch.float32, quantization_config=plain)\n"
+            "vars(model.config).pop('quantization_config', None)\n"
             "t.AutoTokenizer.from_pretrained(source, gguf_file=name).save_pretrained(to)\n"
-            "t.AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.bfloat16).save_pretrained(to)\n"
+            "model.save_pretrained(to)\n"
         )
         python = HOME / "transformers" / "bin" / "python"
         subprocess.run([python, "-c", script, gguf().parent, gguf().name, made], check=True)
