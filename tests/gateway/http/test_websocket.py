@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -11,85 +10,33 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
-from websockets.typing import Origin, Subprotocol
+from websockets.typing import Subprotocol
 
 from tests.gateway.conftest import chunk_event
-from tests.gateway.tenants.support import ACTOR, concurrent
+from tests.gateway.http.shared_gateway import Shared, SharedGateway, shared_gateway
+from tests.gateway.http.websocket_client import ASK, PATH, Paused, address, answer, ask, code_of, opened, paris, refusal
 
-PATH = "/v1/realtime-chat"
-ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Capital of France?"}]}
-
-
-def address(gateway: Any) -> str:
-    return f"ws://127.0.0.1:{gateway.port}{PATH}"
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@contextlib.asynccontextmanager
-async def opened(gateway: Any, *, key: str | None = None, **headers: str) -> AsyncIterator[ClientConnection]:
-    told = {"authorization": f"Bearer {key or gateway.key}"} | {n.replace("_", "-"): v for n, v in headers.items()}
-    async with asyncio.timeout(20), connect(address(gateway), additional_headers=told) as connection:
-        yield connection
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(databases: Any, redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shared]:
+    async with shared_gateway(databases, redis_server, tmp_path_factory.mktemp("gateway")) as made:
+        yield made
 
 
-async def ask(connection: ClientConnection, body: Any = ASK) -> None:
-    await connection.send(body if isinstance(body, str) else json.dumps(body))
+@pytest.fixture
+async def gateway(shared: Shared) -> AsyncIterator[SharedGateway]:
+    yield await shared.view()
+    shared.check()
 
 
-async def answer(connection: ClientConnection) -> list[Any]:
-    """All frames up to ``[DONE]`` or an error."""
-    frames: list[Any] = []
-    while True:
-        text = await connection.recv()
-        frames.append(text if text == "[DONE]" else json.loads(text))
-        if text == "[DONE]" or "error" in frames[-1]:
-            return frames
-
-
-def code_of(frame: Any) -> str:
-    assert set(frame) == {"error"}
-    assert set(frame["error"]) == {"message", "type", "param", "code"}
-    return str(frame["error"]["code"])
-
-
-async def closing(connection: ClientConnection) -> tuple[int, str]:
-    try:
-        while True:
-            await connection.recv()
-    except ConnectionClosed as closed:
-        assert closed.rcvd is not None
-        return closed.rcvd.code, closed.rcvd.reason
-
-
-async def paris(c: Any) -> None:
-    await c.begin()
-    await c.token("Par", 1)
-    await c.token("is — 日本", 2)
-    await c.done()
-
-
-class Paused:
-    """A backend that says a token and waits."""
-
-    def __init__(self) -> None:
-        self.go = asyncio.Event()
-        self.closed_after_s: list[float] = []
-
-    async def __call__(self, c: Any) -> None:
-        await c.begin()
-        await c.token("Par", 1)
-        closed = asyncio.ensure_future(c.wait_closed_by_peer(10))
-        go = asyncio.ensure_future(self.go.wait())
-        await asyncio.wait([closed, go], return_when=asyncio.FIRST_COMPLETED)
-        go.cancel()
-        if closed.done():
-            self.closed_after_s.append(closed.result())
-            return
-        closed.cancel()
-        await c.token("is", 2)
-        await c.done()
+@pytest.fixture
+def upstream(shared: Shared) -> Any:
+    return shared.script
 
 
 async def test_one_answer_after_another_as_the_event_stream_has_them(gateway: Any, upstream: Any) -> None:
@@ -241,36 +188,6 @@ async def test_errors_are_frames_and_the_connection_stays(gateway: Any, upstream
     assert [row.status for row in await gateway.rows(3)] == ["failed", "failed", "ok"]
 
 
-async def test_limits_hold_for_each_request(start_gateway: Any, upstream: Any) -> None:
-    paused = Paused()
-    async with start_gateway(limits=[concurrent(1)]) as gateway:
-        await gateway.register(await upstream(paused))
-        async with opened(gateway) as first, opened(gateway) as second:
-            await ask(first)
-            await first.recv()
-            await ask(second)
-            assert code_of((await answer(second))[-1]) == "rate_limit_exceeded"
-            await first.close()
-            async with asyncio.timeout(5):
-                while True:
-                    await ask(second)
-                    if "error" not in json.loads(await second.recv()):
-                        break
-                    await asyncio.sleep(0.02)
-
-
-async def refusal(gateway: Any, **arguments: Any) -> tuple[int, dict[str, Any]]:
-    with pytest.raises(InvalidStatus) as caught:
-        async with connect(address(gateway), **arguments):
-            pass
-    response = caught.value.response
-    assert response.headers["content-type"] == "application/json"
-    assert response.headers["x-request-id"]
-    error = json.loads(response.body or b"")["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return response.status_code, error
-
-
 async def bad_keys_are_refused_before_the_upgrade(gateway: Any) -> None:
     unknown = "sk-penstock-" + "a" * 12 + "-" + "b" * 43
     for arguments in (
@@ -295,103 +212,10 @@ async def test_a_key_may_come_as_a_sub_protocol(gateway: Any, upstream: Any, cap
             assert (await answer(connection))[-1] == "[DONE]"
     await bad_keys_are_refused_before_the_upgrade(gateway)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    await gateway.rows(2)
 
 
-async def test_each_request_is_authenticated_anew(start_gateway: Any, upstream: Any) -> None:
-    async with start_gateway(principal_cache_s=0.1) as gateway:
-        await gateway.register(await upstream(paris))
-        await revoked(gateway)
-
-
-async def revoked(gateway: Any) -> None:
-    key, record = await gateway.directory.create_key(ACTOR, "acme", "short-lived")
-    async with opened(gateway, key=key) as connection:
-        await ask(connection)
-        assert (await answer(connection))[-1] == "[DONE]"
-        await gateway.directory.revoke_key(ACTOR, record.public_id)
-        async with asyncio.timeout(10):
-            while True:
-                await ask(connection)
-                if (last := (await answer(connection))[-1]) != "[DONE]":
-                    break
-        assert code_of(last) == "invalid_api_key"
-
-
-async def test_pages_of_other_origins_connect_only_if_they_are_allowed(start_gateway: Any) -> None:
-    async with start_gateway(cors_origins=("https://app.example.com",)) as gateway:
-        headers = {"authorization": f"Bearer {gateway.key}"}
-        own = f"http://127.0.0.1:{gateway.port}"
-        for origin in ("https://app.example.com", own):
-            async with connect(address(gateway), additional_headers=headers, origin=Origin(origin)):
-                pass
-        for origin in ("https://evil.example.com", "null", "https://app.example.com.evil.com", "http://[", ""):
-            status, error = await refusal(gateway, additional_headers=headers, origin=Origin(origin))
-            assert (status, error["code"]) == (403, "origin_not_allowed")
-
-
-async def test_a_message_over_the_limit_or_not_in_utf8_closes_the_connection(start_gateway: Any) -> None:
-    async with start_gateway(max_body_bytes=1000) as gateway:
-        async with opened(gateway) as connection:
-            await connection.send("x" * 1001)
-            assert (await closing(connection))[0] == 1009
-        async with opened(gateway) as connection:
-            connection.transport.write(Frame(Opcode.TEXT, b"\xff\xfe").serialize(mask=True))
-            assert (await closing(connection))[0] == 1007
-
-
-async def test_an_idle_connection_is_closed_and_one_that_waits_for_its_answer_is_not(
-    start_gateway: Any, upstream: Any
-) -> None:
-    async def slow(c: Any) -> None:
-        await c.begin()
-        await c.token("Par", 1)
-        await asyncio.sleep(0.6)
-        await c.done()
-
-    async with start_gateway(websocket_idle_s=0.3) as gateway:
-        await gateway.register(await upstream(slow))
-        async with opened(gateway) as connection:
-            await ask(connection)
-            assert (await answer(connection))[-1] == "[DONE]"
-            assert await closing(connection) == (1000, "nothing was asked for 0.3 s")
-        await gateway.rows(1)
-
-
-async def test_a_stop_closes_idle_connections_and_lets_a_stream_end(start_gateway: Any, upstream: Any) -> None:
-    paused = Paused()
-    async with start_gateway() as gateway:
-        gateway.server.config.timeout_graceful_shutdown = 10
-        await gateway.register(await upstream(paused))
-        async with opened(gateway) as idle, opened(gateway) as busy:
-            await ask(busy)
-            await busy.recv()
-            gateway.server.should_exit = True
-            assert await closing(idle) == (1012, "the gateway restarts")
-            await ask(busy, {"type": "ping"})
-            assert json.loads(await busy.recv()) == {"type": "pong"}
-            paused.go.set()
-            assert (await answer(busy))[-1] == "[DONE]"
-            assert await closing(busy) == (1012, "the gateway restarts")
-        await gateway.server.stopped.wait()
-        (row,) = await gateway.rows()
-        assert row.status == "ok"
-
-
-async def test_a_stream_that_outlasts_the_stop_is_cut_with_an_error(start_gateway: Any, upstream: Any) -> None:
-    async with start_gateway() as gateway:
-        await gateway.register(await upstream(Paused()))
-        async with opened(gateway) as connection:
-            await ask(connection)
-            await connection.recv()
-            gateway.server.should_exit = True
-            assert code_of((await answer(connection))[-1]) == "gateway_stopping"
-            assert (await closing(connection))[0] == 1012
-        await gateway.server.stopped.wait()
-        (row,) = await gateway.rows()
-        assert (row.status, row.error_code) == ("failed", "gateway_stopping")
-
-
-async def test_a_client_that_does_not_read_holds_the_backend_back(start_gateway: Any, upstream: Any) -> None:
+async def test_a_client_that_does_not_read_holds_the_backend_back(gateway: Any, upstream: Any) -> None:
     sent = 0
 
     async def endless(c: Any) -> None:
@@ -401,26 +225,25 @@ async def test_a_client_that_does_not_read_holds_the_backend_back(start_gateway:
             await c.event(chunk_event("x" * 50_000))
             sent += 50_000
 
-    async with start_gateway() as gateway:
-        await gateway.register(await upstream(endless))
-        raw = socket.create_connection(("127.0.0.1", gateway.port))
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        raw.setblocking(False)
-        loop = asyncio.get_running_loop()
-        head = f"GET {PATH} HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        head += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-        await loop.sock_sendall(raw, f"{head}Authorization: Bearer {gateway.key}\r\n\r\n".encode())
-        assert b"101 Switching" in await loop.sock_recv(raw, 1000)
-        await loop.sock_sendall(raw, Frame(Opcode.TEXT, json.dumps(ASK).encode()).serialize(mask=True))
-        before = -1
-        async with asyncio.timeout(15):
-            while not sent or sent != before:
-                before = sent
-                await asyncio.sleep(0.2)
-        assert sent < 30_000_000
-        raw.close()
-        (row,) = await gateway.rows()
-        assert row.status == "aborted"
+    await gateway.register(await upstream(endless))
+    raw = socket.create_connection(("127.0.0.1", gateway.port))
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.setblocking(False)
+    loop = asyncio.get_running_loop()
+    head = f"GET {PATH} HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    head += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    await loop.sock_sendall(raw, f"{head}Authorization: Bearer {gateway.key}\r\n\r\n".encode())
+    assert b"101 Switching" in await loop.sock_recv(raw, 1000)
+    await loop.sock_sendall(raw, Frame(Opcode.TEXT, json.dumps(ASK).encode()).serialize(mask=True))
+    before = -1
+    async with asyncio.timeout(15):
+        while not sent or sent != before:
+            before = sent
+            await asyncio.sleep(0.2)
+    assert sent < 30_000_000
+    raw.close()
+    (row,) = await gateway.rows()
+    assert row.status == "aborted"
 
 
 HANDSHAKE = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -463,6 +286,8 @@ async def test_only_a_handshake_on_its_path_upgrades(gateway: Any) -> None:
     answered = await told(gateway, f"GET {PATH} HTTP/1.1\r\nHost: a\r\n\r\n".encode() + sent + last)
     assert (answered.count(b"HTTP/1.1 426 "), answered.count(b"HTTP/1.1 200 ")) == (2, 1)
     async with httpx.AsyncClient() as client:
-        plain = await client.get(gateway.url + PATH)
+        plain = await client.get(gateway.url + PATH, headers={"origin": "https://page.example.com"})
     assert (plain.status_code, plain.headers["upgrade"]) == (426, "websocket")
     assert plain.json()["error"]["code"] == "upgrade_required"
+    # No page may read anything here.
+    assert not [name for name in plain.headers if name.startswith("access-control") or name == "vary"]

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
+import pytest_asyncio
 
 from gateway.tenants.specs import LimitSpec
 from tests.gateway.http.openai.test_chat import client_of, error_of, events_of, eventually
+from tests.gateway.http.shared_gateway import Shared, SharedGateway, shared_gateway
 from tests.gateway.tenants.support import ACTOR
 from worker.protocol.usage import MeterReading, encode_meter
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 COMPLETIONS, EMBEDDINGS = "/v1/completions", "/v1/embeddings"
+MOST = 1_000_000
 PROMPT: dict[str, Any] = {"model": "m", "prompt": "Once"}
 INPUT: dict[str, Any] = {"model": "m", "input": "Once"}
 VECTOR = '{"object":"embedding","index":0,"embedding":[1e-05,-0.0,0.10000000149011612, 1.0]}'
@@ -46,6 +52,25 @@ async def answers(c: Any) -> None:
         usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
         await c.event(piece(" upon a", usage=usage))
     await c.done()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(databases: Any, redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shared]:
+    # Far more than all of it takes: it is there to make prompts be counted, and tells what was reserved.
+    tokens = LimitSpec(metric="tokens", window="day", amount=MOST)
+    async with shared_gateway(databases, redis_server, tmp_path_factory.mktemp("gateway"), limits=[tokens]) as made:
+        yield made
+
+
+@pytest.fixture
+async def gateway(shared: Shared) -> AsyncIterator[SharedGateway]:
+    yield await shared.view()
+    shared.check()
+
+
+@pytest.fixture
+def upstream(shared: Shared) -> Any:
+    return shared.script
 
 
 async def test_each_api_goes_to_its_own_path_and_is_metered(gateway: Any, upstream: Any) -> None:
@@ -101,25 +126,26 @@ async def test_the_official_sdk_is_content(gateway: Any, upstream: Any) -> None:
     await gateway.rows(4)
 
 
-async def test_what_is_reserved_grows_with_prompts_and_choices(start_gateway: Any, upstream: Any) -> None:
-    tokens = LimitSpec(metric="tokens", window="hour", amount=10_000)
-    async with start_gateway(limits=[tokens]) as gateway, client_of(gateway) as client:
-        await gateway.register(await upstream(answers))
+async def test_what_is_reserved_grows_with_prompts_and_choices(gateway: Any, upstream: Any) -> None:
+    await upstream(answers)
+    async with client_of(gateway) as client:
 
-        async def left(path: str, body: dict[str, Any]) -> int:
+        async def reserved(path: str, body: dict[str, Any]) -> int:
+            """Over what is spent when nothing runs."""
+            nothing = await client.post(COMPLETIONS, json=PROMPT | {"prompt": [[1]], "max_tokens": 1})
             answer = await client.post(path, json=body)
-            assert answer.status_code == 200, answer.text
-            return 10_000 - int(answer.headers["x-ratelimit-remaining-tokens"])
+            assert answer.status_code == nothing.status_code == 200, answer.text
+            before = int(nothing.headers["x-ratelimit-remaining-tokens"]) + 1 + 32 + 1 - 5
+            return before - int(answer.headers["x-ratelimit-remaining-tokens"])
 
         ids = [[1, 2], [3]]
-        assert await left(COMPLETIONS, PROMPT | {"prompt": ids, "max_tokens": 10}) == 3 + 2 * 32 + 20
-        spent = 5
-        reserved = await left(COMPLETIONS, PROMPT | {"prompt": ids, "max_tokens": 10, "n": 2, "best_of": 3})
-        assert reserved == spent + 3 + 2 * 32 + 2 * 3 * 10
-        assert await left(EMBEDDINGS, INPUT | {"input": ids}) == 2 * spent + 3 + 2 * 32
-        spent = 2 * spent + 4
+        assert await reserved(COMPLETIONS, PROMPT | {"prompt": ids, "max_tokens": 10}) == 3 + 2 * 32 + 20
+        asked = PROMPT | {"prompt": ids, "max_tokens": 10, "n": 2, "best_of": 3}
+        assert await reserved(COMPLETIONS, asked) == 3 + 2 * 32 + 2 * 3 * 10
+        assert await reserved(EMBEDDINGS, INPUT | {"input": ids}) == 3 + 2 * 32
         # The context, of 1000 tokens, holds for each.
-        assert await left(EMBEDDINGS, INPUT | {"input": ["x" * 3000] * 2}) == spent + 2000
+        assert await reserved(EMBEDDINGS, INPUT | {"input": ["x" * 3000] * 2}) == 2000
+    await gateway.rows(8)
 
 
 async def test_the_context_of_a_key_holds_for_each_prompt(gateway: Any, upstream: Any) -> None:
@@ -134,6 +160,7 @@ async def test_the_context_of_a_key_holds_for_each_prompt(gateway: Any, upstream
         assert "the longest prompt has up to 62 tokens" in error_of(answer)["message"]
         answer = await client.post(COMPLETIONS, json=PROMPT | {"prompt": [[1] * 10] * 5, "max_tokens": 9})
         assert error_of(answer)["param"] == "max_tokens"
+    await gateway.rows(1)
 
 
 async def test_a_hang_up_on_a_whole_embedding_closes_the_backend(gateway: Any, upstream: Any) -> None:
