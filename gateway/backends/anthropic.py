@@ -82,9 +82,9 @@ def _body(order: Order, model: str) -> bytes:
         if order.output_cap is not None:
             written["max_tokens"] = msgspec.Raw(b"%d" % order.output_cap)
         return msgspec.json.encode(order.body | written)
-    if order.chat is None or order.output_cap is None:
-        raise bad_request("This model cannot be asked so. Send the request to /v1/chat/completions.")
-    return messages_request(order.chat, model=model, max_tokens=order.output_cap, stream=order.streamed)
+    if order.output_cap is None:
+        raise bad_request("This model cannot be asked for anything but a chat. Ask another one.")
+    return messages_request(order.words(), model=model, max_tokens=order.output_cap, stream=order.streamed)
 
 
 def _secrets(endpoint: Endpoint) -> list[str]:
