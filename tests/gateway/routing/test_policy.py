@@ -4,6 +4,8 @@ from collections import Counter
 from contextlib import ExitStack
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.routing.breaker import COOL_DOWN_S, FAILURES_IN_A_ROW
 from gateway.routing.policy import TRIES_A_TIER
@@ -341,3 +343,56 @@ def test_the_snapshot_tells_what_an_operator_asks() -> None:
         1,
     )
     assert (b.in_flight, b.in_flight_elsewhere, b.breaker, b.overruled, b.set_aside_s) == (1, 4, "closed", True, 9)
+
+
+kinds = st.sampled_from(["well", "dead", "busy", "told", "overruled", "unknown"])
+drawn_endpoints = st.lists(
+    st.tuples(
+        st.sampled_from(["one", "two"]), kinds, st.sampled_from([0.0, 1e-9, 1.0, 1e6]), st.integers(0, 2), st.booleans()
+    ),
+    max_size=8,
+)
+drawn_targets = st.lists(
+    st.tuples(st.sampled_from(["one", "two", "none"]), st.sampled_from([0.0, 0.5, 1e6]), st.integers(0, 2)), max_size=4
+)
+
+
+@given(drawn_endpoints, drawn_targets, st.sets(st.integers(0, 7)), st.integers(0, 9))
+def test_whatever_there_is_a_usable_one_is_taken_if_there_is_one(
+    endpoints: list[tuple[str, str, float, int, bool]],
+    targets: list[tuple[str, float, int]],
+    tried: set[int],
+    seed: int,
+) -> None:
+    made = [
+        endpoint(str(number), pool, weight=weight, priority=priority, context_length=100 if fits else 101)
+        for number, (pool, _, weight, priority, fits) in enumerate(endpoints)
+    ]
+    rig = Rig(*made, seed=seed)
+    rig.targets = [Target(pool, "m", weight, priority) for pool, weight, priority in targets]
+    rig.balancer.adopt(
+        {"0": 5}, {e.id: 2 for e, (_, kind, *_) in zip(made, endpoints, strict=True) if kind == "overruled"}, replicas=3
+    )
+    for each, (_, kind, *_) in zip(made, endpoints, strict=True):
+        rig.balancer.failed(
+            each,
+            unhealthy=kind == "dead",
+            unreachable=kind == "dead",
+            busy=kind in ("busy", "told"),
+            retry_after_s=5.0 if kind == "told" else None,
+            unknown_model="m" if kind == "unknown" else None,
+        )
+    pools = {target.pool for target in rig.targets}
+    candidates = [
+        (each, kind)
+        for each, (pool, kind, _, _, fits) in zip(made, endpoints, strict=True)
+        if fits and pool in pools and int(each.id) not in tried
+    ]
+    chosen = rig.choose(tried=tuple(map(str, tried)))
+    well = [each for each, kind in candidates if kind == "well"]
+    if well:
+        assert chosen in well
+        assert chosen.weight > 0 or all(each.weight == 0 for each in well if each.pool == chosen.pool)
+    else:
+        assert (chosen is None) == all(kind == "told" for _, kind in candidates)
+        assert chosen is None or chosen in [each for each, kind in candidates if kind != "told"]
