@@ -28,6 +28,7 @@ NONE = "none"
 _PROMPT, _STDIN = "\0prompt", "-"
 _ALIASES = {"add": "set", "remove": "delete"}
 _NEEDED = ("pool", "brand", "base_url")
+_AS_SET = "[as the gateway's settings have it]"
 _IF_VERSION = click.option("--if-version", type=int, help="Only if the backend still has this version.")
 
 
@@ -92,11 +93,13 @@ def backends() -> None:
 @click.option(
     "--context-length", type=int, help=f"Most tokens of prompt and output that it takes. [{DEFAULT_CONTEXT_LENGTH}]"
 )
-@click.option("--weight", type=float, help="Its share beside others of its pool and priority; 0: if no other is left. [1]")
+@click.option(
+    "--weight", type=float, help="Its share beside others of its pool and priority; 0: if no other is left. [1]"
+)
 @click.option("--priority", type=int, help="Lower first. [0]")
-@click.option("--connect-timeout", "connect_timeout_s", type=_SECONDS, help="[as the gateway's settings have it]")
-@click.option("--first-byte-timeout", "first_byte_timeout_s", type=_SECONDS, help="[as the gateway's settings have it]")
-@click.option("--idle-timeout", "idle_timeout_s", type=_SECONDS, help="[as the gateway's settings have it]")
+@click.option("--connect-timeout", "connect_timeout_s", type=_SECONDS, metavar="SECONDS|none", help=_AS_SET)
+@click.option("--first-byte-timeout", "first_byte_timeout_s", type=_SECONDS, metavar="SECONDS|none", help=_AS_SET)
+@click.option("--idle-timeout", "idle_timeout_s", type=_SECONDS, metavar="SECONDS|none", help=_AS_SET)
 @_IF_VERSION
 def set_(
     name: str,

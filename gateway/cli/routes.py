@@ -99,6 +99,7 @@ def route() -> None:
     "targets",
     multiple=True,
     type=TargetType(),
+    metavar=TargetType.name,
     help="A pool that serves it, what to ask its backends for (as the route), its share beside targets of the same "
     "priority (1) and its priority (0, the first). May be given several times; those given are all that it has.",
 )
