@@ -87,9 +87,7 @@ Headers = Annotated[
 Context = Annotated[int, Meta(ge=1, le=MAX_CONTEXT_LENGTH, description="Most tokens of prompt and output together.")]
 Weight = Annotated[
     float,
-    Meta(
-        ge=0, le=MAX_WEIGHT, description="Share beside others of its pool and priority; 0: only if no other is left."
-    ),
+    Meta(ge=0, le=MAX_WEIGHT, description="Share beside others of its pool and priority; 0: only if no other is left."),
 ]
 Priority = Annotated[int, Meta(ge=0, le=MAX_PRIORITY, description="Lower first.")]
 ConnectSeconds = Annotated[float, Meta(gt=0, le=MAX_CONNECT_S)]
