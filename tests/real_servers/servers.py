@@ -135,7 +135,9 @@ SERVERS = {
             without=("torchvision", "torchaudio", "torchcodec"),
             preload=("lib/libiomp5.so", "lib/python*/site-packages/**/libiomp5.so"),
             command=lambda port: [
-                *(HOME / "vllm" / "bin" / "vllm", "serve", folder(), "--served-model-name", "smollm2"),
+                # Its command line looks for a distribution that is named vllm.
+                *(HOME / "vllm" / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server"),
+                *("--model", folder(), "--served-model-name", "smollm2"),
                 *("--max-model-len", "2048", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port)),
             ],
             model=lambda: "smollm2",

@@ -5,6 +5,7 @@
 - A fault in a stream is an event with such an error, and ``[DONE]`` behind it.
 - Usage is in a chunk of its own, with ``continuous_usage_stats`` in each as a running total.
 - The first chunk has the role and empty content; ``stop_reason`` stands beside ``finish_reason``.
+- Reasoning is ``reasoning``, before that it was ``reasoning_content``.
 - ``/health`` is open to all, and 503 once the engine died.
 
 Reference: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html, and the generators and errors of
@@ -47,6 +48,14 @@ class VLLM(OpenAIWords):
     def error_event(self) -> bytes:
         return self.piece(error("Internal server error", "InternalServerError", code=500))
 
+    def reasoning_delta(self, text: str) -> Json:
+        return {"reasoning": text}
+
+    def chat_stream(self, request: Request, scenario: str) -> list[bytes]:
+        first, *pieces = super().chat_stream(request, scenario)
+        more = b',"prompt_token_ids":null,"prompt_text":null}\n\n'
+        return [first.removesuffix(b"}\n\n") + more, *pieces]
+
     def chunk_choice(self, index: int, delta: Json, finish: str | None = None) -> Json:
         stop: Json = {} if finish is None else {"stop_reason": None}
         return super().chunk_choice(index, delta, finish) | stop
@@ -60,6 +69,9 @@ class VLLM(OpenAIWords):
 
 
 class VLLMOfOld(VLLM):
+    def reasoning_delta(self, text: str) -> Json:
+        return {"reasoning_content": text}
+
     def wrapped(self, status: int, message: str, kind: str) -> Json:
         return {"object": "error", "message": message, "type": kind, "param": None, "code": status}
 

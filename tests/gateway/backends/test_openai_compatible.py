@@ -426,7 +426,7 @@ async def test_a_probe_costs_nothing(brand: type[StandIn]) -> None:
 
 
 async def test_reasoning_arrives_where_each_brand_puts_it(rig: Rig) -> None:
-    for brand, field in ((VLLM, "reasoning_content"), (Ollama, "reasoning")):
+    for brand, field in ((VLLM, "reasoning"), (SGLang, "reasoning_content"), (Ollama, "reasoning")):
         async with brand(scenario="reasoning") as backend:
             found = [json.loads(data) for data in await read(ask(rig, backend))]
         assert "".join(each["choices"][0]["delta"].get(field) or "" for each in found) == "".join(REASONING)
