@@ -28,6 +28,7 @@ import pytest
 import redis
 import yaml
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from gateway.local import install
 from gateway.local.services import free_port, log_tail, postgres_program, redis_program, spawn
@@ -204,8 +205,9 @@ def test_the_lock_satisfies_the_project() -> None:
     locked = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", lock, re.MULTILINE))
     for line in wanted:
         requirement = Requirement(line)
-        assert requirement.name in locked, f"{line} is not locked; run `make lock`"
-        assert requirement.specifier.contains(locked[requirement.name]), f"{line}: run `make lock`"
+        name = canonicalize_name(requirement.name)
+        assert name in locked, f"{line} is not locked; run `make lock`"
+        assert requirement.specifier.contains(locked[name]), f"{line}: run `make lock`"
     assert lock.count("--hash=sha256:") >= len(locked)
 
 
