@@ -29,14 +29,21 @@ EVENT_LIMIT = 16 * 1024 * 1024
 BODY_LIMIT = 64 * 1024 * 1024
 Meter = Callable[[bytes], TokenUsage | None]
 """Running totals that a comment of the stream tells, if it tells any."""
+MOST_WAITING = 256
 _FINISH_REASON = re.compile(rb'"finish_reason"\s*:\s*"')
+_SAYS_NOTHING = re.compile(
+    rb'"choices"\s*:\s*\[\s*\]|"delta"\s*:\s*\{\s*'
+    rb'(?:"(?:role|content|refusal|reasoning_content|reasoning|tool_calls)"\s*:\s*(?:"assistant"|""|null)\s*,?\s*)*+\}'
+)
 
 
 class EventReader:
     """An event stream that ends with ``[DONE]``.
 
-    A whole answer may come so, too: as one event, between a meter's comments. Without ``ends_with_done`` the body's end
-    is the answer's good end as well, if the last event but usage bears a reason to finish.
+    A whole answer may come so, too: as one event, between a meter's comments. Events that say nothing yet, as the one
+    with the role, wait for the first that does, so that an error behind them can still go elsewhere. Without
+    ``ends_with_done`` the body's end is the answer's good end as well, if the last event but usage bears a reason to
+    finish.
     """
 
     def __init__(
@@ -62,6 +69,8 @@ class EventReader:
         self._text = TextCount()
         self._usage_event: bytes | None = None
         """The event without choices that tells usage; it is handed on last, and once, however many there are."""
+        self._waiting: list[bytes] | None = [] if order.streamed else None
+        """Events before the first that says something; None from then on."""
         self._anything = False
         self._finished = False
         self._over = False
@@ -135,7 +144,13 @@ class EventReader:
             self._text.add(data)
         if not self._ends_with_done:
             self._finished = _FINISH_REASON.search(data) is not None
-        self._hand_on(data, reading)
+        if self._waiting is not None:
+            if len(self._waiting) < MOST_WAITING and _SAYS_NOTHING.search(data) and not _FINISH_REASON.search(data):
+                self._waiting.append(data)
+                return
+            self._wait_no_longer(reading)
+        if not self._over:
+            self._hand_on(data, reading)
 
     def _is_no_chunk(self, item: Event, reading: Reading) -> bool:
         data = item.data.strip()
@@ -151,6 +166,12 @@ class EventReader:
         # An event of nothing is a sign of life.
         return self._over or not data
 
+    def _wait_no_longer(self, reading: Reading) -> None:
+        waiting, self._waiting = self._waiting or [], None
+        for data in waiting:
+            if not self._over:
+                self._hand_on(data, reading)
+
     def _hand_on(self, data: bytes, reading: Reading) -> None:
         if self._translator is None:
             reading.events.append(renamed(data, self._order.model))
@@ -164,10 +185,16 @@ class EventReader:
             self._fail(reading, _untranslatable(fault))
 
     def _done(self, reading: Reading) -> None:
+        self._wait_no_longer(reading)
+        if reading.fault is not None:
+            return
         if not (reading.events or self._anything):
             self._fail(reading, faults.malformed("ended its answer before it began"))
             return
         self._over = True
+        if not self._told:
+            # Also where nothing is text: embeddings, for one.
+            reading.usage = estimated(self._order, self._text.tokens)
         if self._usage_event is not None and self._order.include_usage:
             self._hand_on(self._usage_event, reading)
         if self._translator is not None and self._order.streamed and reading.fault is None:

@@ -411,6 +411,42 @@ def test_errors_in_a_stream_have_a_status_and_a_code(event: Any, status: int, co
     assert came.fault.retryable == (status not in (400,))
 
 
+OPENINGS = [
+    chunk(None, choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]),
+    chunk(None, choices=[{"index": 1, "delta": {"role": "assistant", "content": None, "tool_calls": None}}]),
+    {"choices": [], "prompt_filter_results": []},
+]
+
+
+def test_an_error_behind_an_opening_that_says_nothing_comes_alone() -> None:
+    came = stream(*OPENINGS, err(message="x", type="server_error"))
+    assert (came.code, came.events) == ("server_error", [])
+    assert stream(*OPENINGS, done=False).events == []
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        chunk("a"),
+        chunk(None, choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}]),
+        chunk(None, choices=[{"index": 0, "delta": {"role": "assistant", "audio": {"id": "a"}}}]),
+        {"choices": [{"index": 0, "text": ""}]},
+    ],
+)
+def test_an_opening_comes_with_the_first_that_says_something(first: Any) -> None:
+    reader = EventReader(order())
+    assert reader.feed(b"".join(encode_event(json.dumps(each).encode()) for each in OPENINGS)).events == []
+    found = reader.feed(encode_event(json.dumps(first).encode())).events
+    assert len(found) == len(OPENINGS) + 1
+    assert json.loads(found[-1])["choices"] == first["choices"]
+
+
+def test_an_opening_is_all_there_may_be_and_waits_for_no_more_than_a_few() -> None:
+    came = stream(*OPENINGS)
+    assert (came.complete, len(came.events)) == (True, 3)
+    assert len(stream(*OPENINGS * 200, done=False).events) > 0
+
+
 @pytest.mark.parametrize("nothing", [None, "", False, {}, {"message": None, "code": None}, [], 0])
 def test_an_error_that_is_none_is_none(nothing: Any) -> None:
     assert stream(chunk(error=nothing)).complete
