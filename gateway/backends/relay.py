@@ -231,9 +231,9 @@ class Exchange:
         attempt = self._attempt
         if attempt is not None:
             self._note(attempt, fault)
-            # The backend is to blame only if it said nothing while it had most of the time.
-            blamed = not attempt.answering and attempt.age_s() >= self._total_s / 2
-            self._tell(attempt, fault, unhealthy=blamed)
+            # One that said nothing is to blame if it had most of the time; else nothing was learned of it.
+            if attempt.answering or attempt.age_s() >= self._total_s / 2:
+                self._tell(attempt, fault, unhealthy=not attempt.answering)
         return fault
 
     def _note(self, attempt: Attempt, fault: BackendFault) -> None:

@@ -198,6 +198,28 @@ async def test_with_all_backends_down_the_answer_comes_at_the_deadline_at_the_la
         assert (fault.code, exchange.attempts) == ("request_timeout", 1)
 
 
+@pytest.mark.parametrize("first_s", [0.0, 0.4])
+async def test_who_was_silent_until_the_deadline_is_blamed_if_it_had_most_of_the_time(
+    rig: Rig, upstream: Any, first_s: float
+) -> None:
+    async def fails(c: Any) -> None:
+        await asyncio.sleep(first_s)
+        await c.status(500, b"")
+
+    told: list[tuple[str, bool]] = []
+    failed = rig.balancer.failed
+
+    def listening(endpoint: Endpoint, *, unhealthy: bool, **more: Any) -> None:
+        told.append((endpoint.id, unhealthy))
+        failed(endpoint, unhealthy=unhealthy, **more)
+
+    rig.balancer.failed = listening  # type: ignore[method-assign]
+    rig.use((await upstream(fails)).url, (await upstream(silent)).url, in_turn=True)
+    _, fault = await read_until_fault(rig.open(total_s=0.5))
+    assert fault.code == "request_timeout"
+    assert told == [("w0", True)] + [("w1", True)] * (not first_s)
+
+
 async def test_nothing_is_tried_again_when_no_time_is_left(rig: Rig, upstream: Any) -> None:
     async def fails_late(c: Any) -> None:
         await asyncio.sleep(0.27)
