@@ -66,6 +66,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def shutdown(self) -> None:
         if self.handshake_complete and not self.close_sent:
+            # A client that does not answer the closing must not hold up the stop.
+            self.close_timeout = _FAREWELL_S
             self._stop.set()
         else:
             super().shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
@@ -10,7 +11,7 @@ import structlog
 from litestar import asgi
 from litestar.enums import ScopeType
 from litestar.handlers import ASGIRouteHandler
-from litestar.types import Receive, Scope, Send
+from litestar.types import Receive, Scope, Send, WebSocketScope
 
 from gateway.http.client import Client
 from gateway.http.cors import Origins, not_allowed
@@ -22,6 +23,8 @@ from worker.protocol.errors import ApiError, server_error
 PATH: Final = "/v1/realtime-chat"
 STOP: Final = "penstock.stop"
 """ASGI extension: ``asked`` is an event by which the server says that it stops."""
+HEADS: Final = ("x-penstock-heads", "penstock-heads")
+"""Header, or sub-protocol, of who wants to be told what would stand in the head of each answer."""
 _KEY_IN: Final = {"penstock": "penstock-api-key.", "realtime": "openai-insecure-api-key."}
 """By sub-protocol, how one begins that holds the key: pages of browsers can set no headers."""
 
@@ -37,8 +40,11 @@ def websocket_handler(pipeline: Pipeline, origins: Origins, *, idle_s: float) ->
             headers = [("x-request-id", str(uuid7())), ("upgrade", "websocket"), ("connection", "upgrade")]
             await client.answer(error.status, error.encode(), headers, media_type="application/json")
             return
-        if (await receive())["type"] != "websocket.connect":
-            return
+        with contextlib.suppress(OSError):  # the client is gone
+            if (await receive())["type"] == "websocket.connect":
+                await _converse(client, scope, receive, send)
+
+    async def _converse(client: Client, scope: WebSocketScope, receive: Receive, send: Send) -> None:
         offered = scope["subprotocols"]
         key = client.key() or _key_of(offered)
         try:
@@ -54,8 +60,17 @@ def websocket_handler(pipeline: Pipeline, origins: Origins, *, idle_s: float) ->
         chosen = next((name for name in _KEY_IN if name in offered), None)
         accept: Any = {"type": "websocket.accept", "subprotocol": chosen, "headers": []}
         await send(accept)
-        stop: Any = _extensions(scope).get(STOP, {}).get("asked")
-        await Session(pipeline, client, key, receive, send, path=PATH, idle_s=idle_s, stop=stop).run()
+        await Session(
+            pipeline,
+            client,
+            key,
+            receive,
+            send,
+            path=PATH,
+            idle_s=idle_s,
+            heads=client.text(HEADS[0]) is not None or HEADS[1] in offered,
+            stop=_extensions(scope).get(STOP, {}).get("asked"),
+        ).run()
 
     return realtime_chat
 

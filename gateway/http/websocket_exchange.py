@@ -23,8 +23,6 @@ from gateway.tenants.principal import Principal
 from worker.protocol.errors import ApiError, bad_request, server_error
 from worker.protocol.sse import DONE
 
-HEADS_HEADER = b"x-penstock-heads"
-"""By which who opens a WebSocket asks to be told what would stand in the head of each answer."""
 _TRUE = msgspec.Raw(b"true")
 
 _log = structlog.get_logger("gateway.request")
@@ -58,7 +56,15 @@ class ChatExchange:
     """A request and its answer."""
 
     def __init__(
-        self, pipeline: Pipeline, client: Client, key: str | None, frames: Frames, raw: bytes, *, path: str
+        self,
+        pipeline: Pipeline,
+        client: Client,
+        key: str | None,
+        frames: Frames,
+        raw: bytes,
+        *,
+        path: str,
+        heads: bool,
     ) -> None:
         self._pipeline = pipeline
         self._client = client
@@ -66,6 +72,7 @@ class ChatExchange:
         self._frames = frames
         self._raw = raw
         self._path = path
+        self._heads = heads
         self._request_id = uuid7()
         self._door = ChatDoor(self._request_id, client)
         self._answer: Answerable | None = None
@@ -165,7 +172,7 @@ class ChatExchange:
         await self._frames.error(error)
 
     async def _head(self, status: int, headers: list[tuple[str, str]]) -> None:
-        if self._client.header(HEADS_HEADER) is None:
+        if not self._heads:
             return
         told = {"x-request-id": str(self._request_id), **dict(headers)}
         await self._frames.send(msgspec.json.encode({"type": "response", "status": status, "headers": told}))

@@ -50,10 +50,12 @@ class Session:
         *,
         path: str,
         idle_s: float,
+        heads: bool,
         stop: asyncio.Event | None,
     ) -> None:
         """``client``: who opened it, by the headers of the handshake. ``idle_s``: it is closed after so long without
-        a message or a request that runs. ``stop`` is set when the server wants to end."""
+        a message or a request that runs. ``heads``: whether it is told what an answer's head would say. ``stop`` is
+        set when the server wants to end."""
         self._pipeline = pipeline
         self._client = client
         self._key = key
@@ -61,6 +63,7 @@ class Session:
         self._frames = Frames(send)
         self._path = path
         self._idle_s = idle_s
+        self._heads = heads
         self._stop = stop or asyncio.Event()
         self._running: ChatExchange | None = None
         self._loop = asyncio.get_running_loop()
@@ -132,7 +135,9 @@ class Session:
         elif self._stop.is_set():
             await frames.error(stopping())
         else:
-            self._running = ChatExchange(self._pipeline, self._client, self._key, frames, raw, path=self._path)
+            self._running = ChatExchange(
+                self._pipeline, self._client, self._key, frames, raw, path=self._path, heads=self._heads
+            )
             self._running.start(group, ended=self._ended, too_slow=self._too_slow)
 
     def _ended(self) -> None:

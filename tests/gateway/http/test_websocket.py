@@ -71,8 +71,12 @@ async def test_what_an_http_answers_head_tells_is_told_if_wanted(gateway: Any, u
         await ask(connection, ASK | {"model": "none"})
         refused, error = await answer(connection)
         assert (refused["status"], code_of(error)) == (404, "model_not_found")
-    (row,) = await gateway.rows()
-    assert head["headers"]["x-request-id"] == str(row.request_id)
+    assert head["headers"]["x-request-id"] == str((await gateway.rows())[0].request_id)
+    offered = [Subprotocol(name) for name in ("penstock", "penstock-heads", f"penstock-api-key.{gateway.key}")]
+    async with connect(address(gateway), subprotocols=offered) as connection:
+        await ask(connection)
+        assert (await answer(connection))[0]["type"] == "response"
+    await gateway.rows(2)
 
 
 async def test_whoever_leaves_ends_the_backends_work_within_a_second(gateway: Any, upstream: Any) -> None:

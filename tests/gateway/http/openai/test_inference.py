@@ -216,3 +216,18 @@ async def test_a_cut_and_a_refusal_are_told(gateway: Any, upstream: Any) -> None
         answer = await client.post(EMBEDDINGS, json=INPUT)
     assert (answer.status_code, error_of(answer)["message"], error_of(answer)["param"]) == (400, "No.", "input")
     assert [row.status for row in await gateway.rows(2)] == ["failed", "failed"]
+
+
+async def test_what_no_backend_tells_is_estimated_for_all_prompts(gateway: Any, upstream: Any) -> None:
+    async def silent(c: Any) -> None:
+        await c.begin()
+        await c.event(b'{"object":"list","data":[],"model":"m"}')
+        await c.done()
+
+    await upstream(silent)
+    async with client_of(gateway) as client:
+        assert (await client.post(EMBEDDINGS, json=INPUT | {"input": ["x" * 3000] * 2})).status_code == 200
+    (row,) = await gateway.rows()
+    # More than one context, of 1000 tokens, and not more than was reserved for.
+    assert 1500 < row.prompt_tokens <= 2000
+    assert (row.completion_tokens, row.usage_source, row.over_bound) == (0, "estimated", False)
