@@ -57,6 +57,9 @@ async def test_allowed_pages_read_every_answer_of_the_tenants_api(start_gateway:
             assert whole.headers["access-control-expose-headers"].split(", ") == sorted(
                 name for name in whole.headers if name.startswith(("x-ratelimit-", "x-penstock-", "x-request-id"))
             )
+            messages = await client.post("/v1/messages", json=ASK)
+            assert (messages.status_code, granted(messages)) == (401, PAGE)
+            assert "request-id" in messages.headers["access-control-expose-headers"].split(", ")
             assert "retry-after" in limited.headers["access-control-expose-headers"]
             assert json.loads(stream.text.split("\n\n")[0].removeprefix("data: "))["model"] == "m"
 
