@@ -31,6 +31,8 @@ LONGEST_MESSAGE = 4096
 WORTH_ANOTHER_TRY = frozenset({408, 429})
 NO_ACCESS = frozenset({401, 402, 403, 407})
 """The backend does not take our key, or it is not paid for."""
+_OF_THE_KEY = frozenset({401, 402})
+"""Those that a backend may also tell by name under another status."""
 NOT_THERE = frozenset({404, 405})
 """The backend has no such model, or its address is wrong."""
 _THE_REQUESTS = frozenset({400, 413, 422})
@@ -41,7 +43,7 @@ STATUS_BY_NAME: Final[Mapping[str, int]] = {
     for status, names in {
         400: "invalid_request_error bad_request badrequesterror context_length_exceeded exceed_context_size_error "
         "invalid_argument failed_precondition content_policy_violation invalid_prompt",
-        401: "invalid_api_key authentication_error unauthenticated unauthorized api_key_invalid",
+        401: "invalid_api_key authentication_error unauthenticated api_key_invalid",
         402: "insufficient_quota billing_hard_limit_reached billing_not_active payment_required",
         403: "permission_error permission_denied forbidden",
         404: "model_not_found not_found_error notfounderror not_found",
@@ -53,7 +55,9 @@ STATUS_BY_NAME: Final[Mapping[str, int]] = {
     for name in names.split()
 }
 """What a ``code``, ``type`` or ``status`` that is a word says; a repetition in a moment may well not meet a 503."""
-_LIKE_A_SECRET = re.compile(rb"\b(?:sk-|org-|proj_|AIza|hf_|nvapi-)[A-Za-z0-9*_-]{8,}")
+_LIKE_A_SECRET = re.compile(
+    rb"\b(?:sk-[A-Za-z0-9*_-]{8,}|(?:org-|proj_|AIza|hf_|nvapi-)[A-Za-z0-9*_-]{16,})",
+)
 _UNCLEAN = re.compile(r"[^A-Za-z0-9_.:-]+")
 
 
@@ -104,7 +108,7 @@ def refusal(
     """
     told = _told(body, refused=True) if body else None
     after_s = retry_after_s(retry_after, now or datetime.now(UTC))
-    if told is not None and told.status in NO_ACCESS and 400 <= status < 500:
+    if told is not None and told.status in _OF_THE_KEY and 400 <= status < 500:
         # Google calls a wrong key a bad request, OpenAI a lack of credit too many requests.
         status = told.status
     shown = 400 <= status < 500 or status == 503
@@ -211,10 +215,10 @@ def _of_fields(error: dict[str, Any], *, body: bytes | None) -> Told:
     message, kind, param, code = (error.get(name) for name in ("message", "type", "param", "code"))
     words = [word for word in (code, kind, error.get("status"), *_reasons(error)) if isinstance(word, str)]
     meant = [found for word in words if (found := STATUS_BY_NAME.get(word.lower())) is not None]
-    by_name = next((found for found in meant if found in NO_ACCESS), meant[0] if meant else None)
+    by_name = next((found for found in meant if found in _OF_THE_KEY), meant[0] if meant else None)
     number = int(code) if isinstance(code, str) and re.fullmatch(r"[45][0-9]{2}", code) else code
     status = number if type(number) is int and 400 <= number < 600 else None
-    if by_name in NO_ACCESS or status is None:
+    if by_name in _OF_THE_KEY or status is None:
         status = by_name
     exact = body is not None and isinstance(message, str) and len(body) <= LONGEST_BODY
     return Told(

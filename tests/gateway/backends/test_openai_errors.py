@@ -97,6 +97,13 @@ def test_a_wrong_key_by_another_status_is_one(status: int, error: dict[str, Any]
     assert (fault.code, fault.error().status) == ("backend_unauthorized", 502)
 
 
+@pytest.mark.parametrize("word", ["forbidden", "unauthorized", "permission_error", "not_found"])
+def test_other_words_do_not_make_a_bad_request_the_backends_fault(word: str) -> None:
+    """As of an image that the backend may not fetch: a client could make backends look dead by it."""
+    fault, shown = told(400, {"error": {"message": "x", "code": word}})
+    assert (fault.error().status, shown["code"], fault.unhealthy) == (400, word, False)
+
+
 @pytest.mark.parametrize("status", [500, 502, 504, 520, 529])
 def test_failures_are_tried_elsewhere_and_not_shown(status: int) -> None:
     fault, shown = told(status, {"error": {"message": "secret", "type": "server_error"}})
