@@ -49,7 +49,8 @@ BRANDS: Final[Mapping[str, Brand]] = MappingProxyType(
         "sglang": Brand(family="openai", probe_path="/health"),
         "trtllm": Brand(family="openai", probe_path="/health"),
         "ollama": Brand(family="openai", cap_fields=frozenset(("max_tokens",))),
-        "llamacpp": Brand(family="openai", probe_path="/health"),
+        # Before 2026 it did not know max_completion_tokens, nor does llama-cpp-python's server.
+        "llamacpp": Brand(family="openai", cap_fields=frozenset(("max_tokens",)), probe_path="/health"),
         # The base URL ends in /v1beta/openai, which is all the prefix there is.
         "google": Brand(family="openai", prefix="", probe_path="/models"),
         "anthropic": Brand(family="anthropic", key_header="x-api-key", key_scheme=""),

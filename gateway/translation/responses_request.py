@@ -45,6 +45,7 @@ _MOVED: Final = {
     "function_call": "tool_choice",
     "logprobs": "include",
     "n": None,
+    "best_of": None,
 }
 """Fields of chat completions, by what the Responses API has instead."""
 _ELSEWHERE: Final = {
@@ -92,7 +93,7 @@ def read_request(body: Body) -> ResponsesRequest:
     if sum(bytes(value).count(b"{") for value in body.values()) > MAX_OBJECTS:
         raise bad_request(f"The body may hold at most {MAX_OBJECTS} objects. Send a shorter conversation.")
     for field, instead in _MOVED.items():
-        if body.get(field, NULL) != NULL and not (field == "n" and bytes(body[field]) == b"1"):
+        if body.get(field, NULL) != NULL and not (instead is None and bytes(body[field]) == b"1"):
             hint = "Leave it out." if instead is None else f"In the Responses API, it is '{instead}'."
             raise bad_request(f"Unsupported parameter: '{field}'. {hint}", param=field, code="unsupported_parameter")
         body.pop(field, None)

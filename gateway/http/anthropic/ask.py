@@ -6,16 +6,18 @@ Reference: https://docs.claude.com/en/api/messages
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from gateway.ask import Ask, Body, given
 from gateway.http.openai.fields import (
     END_USER_HEADER,
     MAX_END_USER,
+    check_messages,
     read_body,
     read_count,
     read_flag,
     read_model,
+    read_object,
     read_tags,
     read_value,
 )
@@ -34,9 +36,7 @@ def parse_messages(raw: bytes, *, end_user: str | None = None, tags: str | None 
     """
     body = read_body(raw, "messages")
     model = read_model(body)
-    messages = bytes(body.get("messages", b""))
-    if not messages.startswith(b"[") or not messages[1:-1].strip():
-        raise bad_request("'messages' must be a list with at least one message.", param="messages")
+    check_messages(body)
     cap = None if counting else read_count(body, "max_tokens", least=0)
     if cap is None and not counting:
         raise bad_request("'max_tokens' must be given: the most tokens of the answer.", param="max_tokens")
@@ -73,10 +73,7 @@ def _chat(body: Body) -> tuple[Body | None, str]:
 
 def _end_user(body: Body, header: str | None) -> str | None:
     """The header wins over ``metadata.user_id``."""
-    metadata: Any = read_value(body, "metadata")
-    if metadata is not None and not isinstance(metadata, dict):
-        raise bad_request("'metadata' must be an object.", param="metadata")
-    user_id = None if metadata is None else metadata.get("user_id")
+    user_id = read_value(read_object(body, "metadata"), "user_id")
     if user_id is not None and not isinstance(user_id, str):
         raise bad_request("'metadata.user_id' must be text.", param="metadata.user_id")
     for what, value in ((f"The header '{END_USER_HEADER}'", header), ("'metadata.user_id'", user_id)):

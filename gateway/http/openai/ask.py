@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.ask import Ask, Body, given
 from gateway.http.openai.fields import (
     MAX_CHOICES,
+    check_messages,
     read_body,
     read_count,
     read_end_user,
@@ -13,7 +14,6 @@ from gateway.http.openai.fields import (
     read_model,
     read_tags,
 )
-from worker.protocol.errors import bad_request
 
 
 def parse_chat(raw: bytes, *, end_user: str | None = None, tags: str | None = None) -> Ask:
@@ -24,9 +24,7 @@ def parse_chat(raw: bytes, *, end_user: str | None = None, tags: str | None = No
     """
     body = read_body(raw, "messages")
     model = read_model(body)
-    messages = bytes(body.get("messages", b""))
-    if not messages.startswith(b"[") or not messages[1:-1].strip():
-        raise bad_request("'messages' must be a list with at least one message.", param="messages")
+    check_messages(body)
     stream = read_flag(body, "stream")
     cap_field = "max_completion_tokens" if given(body, "max_completion_tokens") else "max_tokens"
     cap = _output_cap(body)
@@ -38,7 +36,8 @@ def parse_chat(raw: bytes, *, end_user: str | None = None, tags: str | None = No
         size=len(raw),
         stream=stream,
         include_usage=read_include_usage(body),
-        choices=read_count(body, "n", MAX_CHOICES) or 1,
+        # Some servers draw more than they give, here too: vLLM once, TensorRT-LLM still.
+        choices=max(read_count(body, field, MAX_CHOICES) or 1 for field in ("n", "best_of")),
         max_output_tokens=cap,
         end_user=read_end_user(body, end_user),
         tags=read_tags(tags),

@@ -3,11 +3,13 @@ rest is the backend's."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import msgspec
 
 from gateway.ask import Body
+from gateway.http.openai.closed_fields import check_fields
 from worker.protocol.errors import bad_request
 
 MAX_CHOICES: Final = 128
@@ -21,7 +23,12 @@ TAGS_HEADER: Final = "x-penstock-tags"
 MAX_BESIDE_PROMPT: Final = 1024 * 1024
 """Most bytes of a body that are not its prompt: each field there becomes a Python object."""
 
+INCLUDE_USAGE: Final = "include_usage"
+
+_NULL: Final = msgspec.Raw(b"null")
+_EMPTY_LIST: Final = re.compile(rb"\[\s*\]")
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
 
 def _prompt_decoder(field: str) -> msgspec.json.Decoder[Any]:
@@ -41,14 +48,11 @@ def read_body(raw: bytes, prompt_field: str) -> Body:
     if not raw.strip():
         raise bad_request(f"The body is empty. Send a JSON object with 'model' and '{prompt_field}'.")
     try:
-        beside = len(raw) - len(bytes(_prompt_decoders[prompt_field].decode(raw).prompt))
-        if beside > MAX_BESIDE_PROMPT:
-            raise bad_request(
-                f"The body has over {MAX_BESIDE_PROMPT} bytes beside its '{prompt_field}'. Leave some out."
-            )
+        if len(raw) > MAX_BESIDE_PROMPT:
+            _check_beside(raw, prompt_field)
         if not raw.isascii():
             raw.decode()
-        return _decoder.decode(raw)
+        body = _decoder.decode(raw)
     except RecursionError:
         raise bad_request("The body is nested too deeply.") from None
     except msgspec.ValidationError:
@@ -57,14 +61,40 @@ def read_body(raw: bytes, prompt_field: str) -> Body:
         raise bad_request(f"The body is not valid JSON: {fault}.") from None
     except UnicodeDecodeError:
         raise bad_request("The body is not valid UTF-8.") from None
+    check_fields(body)
+    return body
+
+
+def _check_beside(raw: bytes, prompt_field: str) -> None:
+    beside = len(raw) - len(bytes(_prompt_decoders[prompt_field].decode(raw).prompt))
+    if beside > MAX_BESIDE_PROMPT:
+        raise bad_request(f"The body has over {MAX_BESIDE_PROMPT} bytes beside its '{prompt_field}'. Leave some out.")
 
 
 def read_value(body: Body, field: str) -> Any:
-    """Raises ApiError (400), as all that reads a field."""
+    """A text, a number, true, false or None; an object or a list stays the JSON it is, for there may be a million
+    values in it. Raises ApiError (400), as all that reads a field."""
+    raw = body.get(field, _NULL)
+    if memoryview(raw)[0] in b"{[":
+        return raw
     try:
-        return msgspec.json.decode(body.get(field, b"null"))
-    except (msgspec.DecodeError, RecursionError):
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:
         raise bad_request(f"'{field}' cannot be read.", param=field) from None
+
+
+def read_object(body: Body, field: str) -> Body:
+    """Its fields; none if it is not there."""
+    try:
+        return _object_decoder.decode(body.get(field, _NULL)) or {}
+    except msgspec.DecodeError:
+        raise bad_request(f"'{field}' must be an object.", param=field) from None
+
+
+def check_messages(body: Body) -> None:
+    messages = body.get("messages", _NULL)
+    if memoryview(messages)[0] != ord("[") or _EMPTY_LIST.fullmatch(messages):
+        raise bad_request("'messages' must be a list with at least one message.", param="messages")
 
 
 def read_model(body: Body) -> str:
@@ -94,12 +124,11 @@ def read_count(body: Body, field: str, most: int | None = None, *, least: int = 
 
 
 def read_include_usage(body: Body) -> bool:
-    options = read_value(body, "stream_options")
-    if options is None:
-        return False
-    if not isinstance(options, dict):
-        raise bad_request("'stream_options' must be an object.", param="stream_options")
-    include_usage = options.get("include_usage")
+    options = read_object(body, "stream_options")
+    for name in options:
+        if name != INCLUDE_USAGE and name.casefold() == INCLUDE_USAGE:  # see ``closed_fields``
+            raise bad_request(f"Unknown parameter: 'stream_options.{name}'.", param="stream_options")
+    include_usage = read_value(options, INCLUDE_USAGE)
     if include_usage is not None and not isinstance(include_usage, bool):
         raise bad_request("'stream_options.include_usage' must be true or false.", param="stream_options.include_usage")
     return bool(include_usage)

@@ -58,8 +58,14 @@ def raw(fields: dict[str, Any]) -> dict[str, msgspec.Raw]:
 
 
 def sent_events(backend: StandIn) -> list[Any]:
-    """What the backend sent last, as its client is to get it: by the name that it asked for, usage apart."""
+    """What the backend sent last, as its client is to get it: by the name that it asked for, usage apart, calls with
+    an index."""
     events = [json.loads(data) for data in backend.sent[-1].events if data != b"[DONE]"]
+    if isinstance(backend, Google):
+        calls = (call for each in events for call in each["choices"][0]["delta"].get("tool_calls", ()))
+        for index, call in enumerate(calls):
+            assert "index" not in call
+            call["index"] = index
     return [each | {"model": "m"} for each in events]
 
 
@@ -320,6 +326,7 @@ def sent_caps(brand: str, body: dict[str, Any], **changes: Any) -> dict[str, Any
         ("openai", {"max_completion_tokens": 100}, {"max_completion_tokens": 100}),
         ("ollama", {"max_completion_tokens": 100}, {"max_tokens": 100}),
         ("generic", {"max_completion_tokens": 100}, {"max_tokens": 100}),
+        ("llamacpp", {"max_completion_tokens": 100}, {"max_tokens": 100}),
         ("generic", {"max_tokens": 1e2}, {"max_tokens": 1e2}),
         ("vllm", {"max_completion_tokens": 100}, {"max_completion_tokens": 100}),
         ("google", {"max_tokens": 100}, {"max_tokens": 100}),
