@@ -21,6 +21,7 @@ from gateway.backends.lenient_json import decoded
 from gateway.backends.openai_errors import error_of_event
 from gateway.backends.openai_reshaping import events_of, whole_of
 from gateway.backends.renaming import renamed
+from gateway.backends.tool_call_indexes import ToolCallIndexes
 from gateway.billing.normalise import openai_usage
 from gateway.billing.usage import TokenUsage
 from worker.protocol.sse import DONE, Comment, Event, EventTooLarge, Framer
@@ -67,6 +68,7 @@ class EventReader:
         """Whether the backend told usage, by meter or otherwise. Until it has, tokens are estimated."""
         self._reported = TokenUsage()
         self._text = TextCount()
+        self._calls = ToolCallIndexes()
         self._usage_event: bytes | None = None
         """The event without choices that tells usage; it is handed on last, and once, however many there are."""
         self._waiting: list[bytes] | None = [] if order.streamed else None
@@ -173,6 +175,8 @@ class EventReader:
                 self._hand_on(data, reading)
 
     def _hand_on(self, data: bytes, reading: Reading) -> None:
+        if self._order.streamed:
+            data = self._calls.completed(data)
         if self._translator is None:
             reading.events.append(renamed(data, self._order.model))
             return
