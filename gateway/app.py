@@ -58,7 +58,7 @@ from gateway.http.websocket import websocket_handler
 from gateway.idempotency.service import Idempotency
 from gateway.idempotency.store import SCRIPTS as IDEMPOTENCY_SCRIPTS
 from gateway.observability.backend_gauges import backend_gauges
-from gateway.observability.metrics import Metrics
+from gateway.observability.metrics import Gauge, Metrics
 from gateway.observability.observer import Observability
 from gateway.observability.tracing import Tracing, tracing_wanted
 from gateway.pipeline import Pipeline
@@ -148,6 +148,19 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     )
     idempotency = Idempotency(idempotency_redis, secret_key, clock)
     metrics = Metrics()
+    metrics.watch(
+        Gauge(
+            "open_requests", "Requests admitted here and not settled yet.", (), lambda: [((), admission.open_requests)]
+        )
+    )
+    metrics.watch(
+        Gauge(
+            "waiting_settlements",
+            "Settlements that Redis has not taken yet.",
+            (),
+            lambda: [((), admission.waiting_settlements)],
+        )
+    )
     for gauge in backend_gauges(balancer.snapshot):
         metrics.watch(gauge)
     tracing = Tracing() if tracing_wanted(os.environ) else None

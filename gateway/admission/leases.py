@@ -48,6 +48,11 @@ class Leases:
         self._live: dict[UUID, Ticket] = {}
         self._epochs: dict[str, bytes] = {}
 
+    @property
+    def open(self) -> int:
+        """Requests that are admitted here and not settled yet."""
+        return len(self._live)
+
     def add(self, ticket: Ticket) -> None:
         self._live[ticket.request_id] = ticket
 

@@ -117,6 +117,16 @@ class Admission:
         if self._settlements.unsafe:
             log.error("%d settlements are lost; their requests will be settled as abandoned", self._settlements.unsafe)
 
+    @property
+    def open_requests(self) -> int:
+        """Admitted here and not settled yet."""
+        return self._leases.open
+
+    @property
+    def waiting_settlements(self) -> int:
+        """Not yet taken by Redis."""
+        return self._settlements.waiting
+
     def now(self) -> datetime:
         """The time in UTC as Redis has it, to within a few milliseconds: what ``admitted_at`` would be. This host's
         own clock, if Redis never answered."""
