@@ -44,7 +44,7 @@ GATEWAY_ROOMS = {
     "app": {"http", "pipeline", "responses", "observability"}
     | {"tenants", "admission", "billing", "routing", "tokens", "backends", "idempotency", "db"},
 }
-PLAIN_MODULES = {"settings", "clock", "ids", "telemetry", "redis_url", "secret_key", "answerable", "apis"}
+PLAIN_MODULES = {"settings", "clock", "ids", "telemetry", "redis_url", "secret_key", "answerable", "apis", "long_work"}
 
 
 def imports_of(path: Path) -> Iterator[str]:

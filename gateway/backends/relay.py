@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 
 from gateway.apis import Family
@@ -20,6 +21,7 @@ from gateway.backends.faults import BackendFault
 from gateway.backends.time_limits import TimeLimits
 from gateway.backends.transport import Transport
 from gateway.billing.usage import TokenUsage
+from gateway.long_work import worked
 from gateway.observability.observer import Attempt as ObservedAttempt
 from gateway.observability.observer import Observer
 from gateway.routing.policy import Balancer, Choice
@@ -122,7 +124,7 @@ class Exchange:
                 raise self._out_of_time()
             if now >= wait_until:
                 return []
-            attempt = self._attempt or self._begin()
+            attempt = self._attempt or await self._begin()
             try:
                 reading = await attempt.pull(wait_until)
                 if reading is None:
@@ -157,10 +159,10 @@ class Exchange:
             self.complete = True
             self._relay.balancer.succeeded(attempt.endpoint)
 
-    def _begin(self) -> Attempt:
+    async def _begin(self) -> Attempt:
         """Raises BackendFault if there is no backend, ApiError if none can be asked this."""
         relay, order = self._relay, self._order
-        found, self._next = self._next or self._find(), None
+        found, self._next = self._next or await self._find(), None
         if found is None:
             wait_s = relay.balancer.wait_s(order.targets, order.api, context_length=order.context_length)
             raise self._cannot or faults.no_backend(order.model, wait_s)
@@ -190,7 +192,7 @@ class Exchange:
         self._attempt = Attempt(relay.transport, backend, order, endpoint, outgoing, limits)
         return self._attempt
 
-    def _find(self) -> tuple[Choice, Outgoing] | None:
+    async def _find(self) -> tuple[Choice, Outgoing] | None:
         """The best backend that was not tried yet and can be asked this."""
         order, relay = self._order, self._relay
         while True:
@@ -201,7 +203,8 @@ class Exchange:
                 return None
             endpoint = choice.endpoint
             try:
-                return choice, relay.backends[endpoint.family].outgoing(order, endpoint, choice.model)
+                write = partial(relay.backends[endpoint.family].outgoing, order, endpoint, choice.model)
+                return choice, await worked(order.prompt_bytes, write)
             except ApiError as error:
                 # Another family may have words for it.
                 self._cannot = error
@@ -222,7 +225,7 @@ class Exchange:
             self._repeated = True
             self._tried.remove(attempt.endpoint.id)
             return
-        self._next = self._find()
+        self._next = await self._find()
         if self._next is None or not self._relay.balancer.may_retry():
             raise fault
 

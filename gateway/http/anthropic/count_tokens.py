@@ -8,6 +8,7 @@ Reference: https://docs.claude.com/en/api/messages-count-tokens
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -25,6 +26,7 @@ from gateway.http.anthropic.reference import CountOperation
 from gateway.http.client import Client, ClientGone
 from gateway.http.inference import JSON, BodyLimits
 from gateway.ids import uuid7
+from gateway.long_work import worked
 from gateway.pipeline import Pipeline
 from gateway.tenants.principal import Principal
 from worker.protocol.errors import ApiError, server_error
@@ -78,7 +80,7 @@ class _Counting:
     async def _count(self, client: Client) -> tuple[int, str]:
         async def read(principal: Principal) -> Ask:
             raw = await client.read_json(self._limits.bytes, within_s=self._limits.within_s)
-            return parse_messages(raw, counting=True)
+            return await worked(len(raw), partial(parse_messages, raw, counting=True))
 
         ask, route, prompt = await self._pipeline.prompt(client.key(), read)
         if prompt.counted_by is not None:

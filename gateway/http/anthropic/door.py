@@ -6,6 +6,7 @@ References: https://docs.claude.com/en/api/messages, https://docs.claude.com/en/
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from gateway.http.anthropic.reference import MessagesOperation
 from gateway.http.client import Client
 from gateway.http.inference import Reference
 from gateway.http.openai.fields import END_USER_HEADER, TAGS_HEADER
+from gateway.long_work import worked
 from gateway.tenants.principal import Principal
 from worker.protocol.errors import ApiError
 from worker.protocol.sse import encode_event
@@ -36,8 +38,8 @@ class MessagesDoor:
         self._client = client
 
     async def ask(self, raw: bytes, principal: Principal) -> Ask:
-        client = self._client
-        return parse_messages(raw, end_user=client.text(END_USER_HEADER), tags=client.text(TAGS_HEADER))
+        end_user, tags = self._client.text(END_USER_HEADER), self._client.text(TAGS_HEADER)
+        return await worked(len(raw), partial(parse_messages, raw, end_user=end_user, tags=tags))
 
     @property
     def headers(self) -> list[tuple[str, str]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gateway.ask import Ask
 from gateway.http.inference import Reference
 from gateway.http.openai.ask import parse_chat
 from gateway.http.openai.door import OpenAIDoor
 from gateway.http.openai.fields import END_USER_HEADER, TAGS_HEADER
 from gateway.http.openai.reference import ChatOperation
+from gateway.long_work import worked
 from gateway.tenants.principal import Principal
 
 CHAT = Reference("/v1/chat/completions", ChatOperation, "createChatCompletion", "Create a chat completion", "Chat")
@@ -15,5 +18,5 @@ CHAT = Reference("/v1/chat/completions", ChatOperation, "createChatCompletion", 
 
 class ChatDoor(OpenAIDoor):
     async def ask(self, raw: bytes, principal: Principal) -> Ask:
-        client = self.client
-        return parse_chat(raw, end_user=client.text(END_USER_HEADER), tags=client.text(TAGS_HEADER))
+        end_user, tags = self.client.text(END_USER_HEADER), self.client.text(TAGS_HEADER)
+        return await worked(len(raw), partial(parse_chat, raw, end_user=end_user, tags=tags))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gateway.ask import Ask
 from gateway.http.inference import Reference
 from gateway.http.openai import fields
 from gateway.http.openai.door import OpenAIDoor
 from gateway.http.openai.inputs import read_inputs
 from gateway.http.openai.reference import CompletionOperation
+from gateway.long_work import worked
 from gateway.tenants.principal import Principal
 
 COMPLETIONS = Reference(
@@ -17,8 +20,8 @@ COMPLETIONS = Reference(
 
 class CompletionsDoor(OpenAIDoor):
     async def ask(self, raw: bytes, principal: Principal) -> Ask:
-        client = self.client
-        return parse_completion(raw, end_user=client.text(fields.END_USER_HEADER), tags=client.text(fields.TAGS_HEADER))
+        end_user, tags = self.client.text(fields.END_USER_HEADER), self.client.text(fields.TAGS_HEADER)
+        return await worked(len(raw), partial(parse_completion, raw, end_user=end_user, tags=tags))
 
 
 def parse_completion(raw: bytes, *, end_user: str | None = None, tags: str | None = None) -> Ask:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gateway.ask import Ask
 from gateway.http.inference import Reference
 from gateway.http.openai import fields
 from gateway.http.openai.door import OpenAIDoor
 from gateway.http.openai.inputs import read_inputs
 from gateway.http.openai.reference import EmbeddingOperation
+from gateway.long_work import worked
 from gateway.tenants.principal import Principal
 from worker.protocol.errors import bad_request
 
@@ -16,8 +19,8 @@ EMBEDDINGS = Reference("/v1/embeddings", EmbeddingOperation, "createEmbedding", 
 
 class EmbeddingsDoor(OpenAIDoor):
     async def ask(self, raw: bytes, principal: Principal) -> Ask:
-        client = self.client
-        return parse_embedding(raw, end_user=client.text(fields.END_USER_HEADER), tags=client.text(fields.TAGS_HEADER))
+        end_user, tags = self.client.text(fields.END_USER_HEADER), self.client.text(fields.TAGS_HEADER)
+        return await worked(len(raw), partial(parse_embedding, raw, end_user=end_user, tags=tags))
 
 
 def parse_embedding(raw: bytes, *, end_user: str | None = None, tags: str | None = None) -> Ask:

@@ -5,10 +5,7 @@ Reference: https://developers.openai.com/api/reference/resources/responses/metho
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -22,6 +19,7 @@ from gateway.http.inference import Reference
 from gateway.http.openai import fields
 from gateway.http.openai.door import OpenAIDoor
 from gateway.http.openai.responses_reference import ResponseOperation
+from gateway.long_work import worked
 from gateway.responses.conversation import Stored, listed
 from gateway.responses.keeping import KeptAnswer
 from gateway.responses.store import ResponseStore
@@ -32,9 +30,6 @@ from worker.protocol.errors import ApiError, bad_request, overloaded
 from worker.protocol.sse import encode_event
 
 RESPONSES = Reference("/v1/responses", ResponseOperation, "createResponse", "Create a response", "Responses")
-LONG_BYTES = 256 * 1024
-"""Longer conversations are translated beside the event loop."""
-T = TypeVar("T")
 _FALSE = msgspec.Raw(b"false")
 
 
@@ -53,18 +48,18 @@ class ResponsesDoor(OpenAIDoor):
         self._kept = False
 
     async def ask(self, raw: bytes, principal: Principal) -> Ask:
-        body = fields.read_body(raw, "input")
+        body = await worked(len(raw), partial(fields.read_body, raw, "input"))
         model = fields.read_model(body)
-        request = await _work(len(raw), partial(read_request, body))
+        request = await worked(len(raw), partial(read_request, body))
         earlier = await self._earlier(request, principal)
         size = len(raw) + sum(len(bytes(item)) for item in earlier)
         if size > self._most_bytes:
             raise self._too_long(request)
-        chat = await _work(size, partial(request.chat, earlier))
+        chat = await worked(size, partial(request.chat, earlier))
         self._principal = principal
         self._kept = request.store and self._store.keeps
         if self._kept:
-            self._items = listed(earlier, request.items, self.request_id.hex)
+            self._items = await worked(size, partial(listed, earlier, request.items, self.request_id.hex))
         echo = request.echo if self._kept else request.echo | {"store": _FALSE}
         frame = Frame(self.request_id.hex, model, self._now(), echo)
         return Ask(
@@ -154,11 +149,6 @@ def services_away() -> ApiError:
     return overloaded(
         "The gateway cannot reach its own services at the moment. Try again shortly.", code="service_unavailable"
     )
-
-
-async def _work(size: int, work: Callable[[], T]) -> T:
-    """``size``: bytes that it goes through."""
-    return work() if size < LONG_BYTES else await asyncio.to_thread(work)
 
 
 def _size(body: Body) -> int:
