@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -19,6 +20,7 @@ from gateway.backends.anthropic import VERSION
 from gateway.backends.estimates import BYTES_PER_TOKEN
 from gateway.backends.faults import BackendFault
 from gateway.backends.transport import Transport
+from gateway.long_work import worked
 from gateway.routing.route import Endpoint, Route
 
 CONNECT_S: Final = 2.0
@@ -59,18 +61,20 @@ class PromptCounts:
 
     async def count(self, ask: Ask, route: Route) -> Counted:
         """Takes ``WITHIN_S`` at most. What the backend cannot do at the moment is estimated."""
-        for target in route.targets:
-            for endpoint in self._endpoints(target.pool):
-                if endpoint.family != "anthropic":
-                    continue
-                model = endpoint.sends_model or target.backend_model
-                tokens = await self._told(ask.body, endpoint, model)
-                return _estimated(ask.body) if tokens is None else Counted(tokens, "backend")
-        return _estimated(ask.body)
+        counting = (
+            (endpoint, endpoint.sends_model or target.backend_model)
+            for target in route.targets
+            for endpoint in self._endpoints(target.pool)
+            if endpoint.family == "anthropic"
+        )
+        endpoint, model = next(counting, (None, ""))
+        tokens = None if endpoint is None else await self._told(ask, endpoint, model)
+        if tokens is not None:
+            return Counted(tokens, "backend")
+        return await worked(ask.size, partial(_estimated, ask.body))
 
-    async def _told(self, body: Body, endpoint: Endpoint, model: str) -> int | None:
-        sent = {name: value for name, value in body.items() if name in _COUNTED}
-        sent["model"] = msgspec.Raw(msgspec.json.encode(model))
+    async def _told(self, ask: Ask, endpoint: Endpoint, model: str) -> int | None:
+        body = await worked(ask.size, partial(_counted_body, ask.body, model))
         headers = {
             "content-type": "application/json",
             "accept": "application/json",
@@ -81,9 +85,7 @@ class PromptCounts:
         url = endpoint.base_url + "/v1/messages/count_tokens"
         try:
             async with asyncio.timeout(WITHIN_S):
-                reply = await self._transport.post(
-                    url, headers=headers, body=msgspec.json.encode(sent), connect_s=CONNECT_S
-                )
+                reply = await self._transport.post(url, headers=headers, body=body, connect_s=CONNECT_S)
                 try:
                     answer = await reply.read_limited(_ANSWER_LIMIT)
                 finally:
@@ -92,6 +94,11 @@ class PromptCounts:
         except (BackendFault, TimeoutError, msgspec.DecodeError):
             return None
         return told if told >= 0 else None
+
+
+def _counted_body(body: Body, model: str) -> bytes:
+    sent = {name: value for name, value in body.items() if name in _COUNTED}
+    return msgspec.json.encode(sent | {"model": model})
 
 
 def _estimated(body: Body) -> Counted:

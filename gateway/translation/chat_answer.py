@@ -26,7 +26,7 @@ _FINISHED: Final = {
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
-"""Stop reasons, and the finish reasons that say the same; one that is not known here is a stop."""
+"""Stop reasons, and the finish reasons that say the same; one that is not known here is told as it is."""
 
 
 class _StopDetails(msgspec.Struct):
@@ -219,7 +219,9 @@ class ChatAnswer:
         return {"id": self._id, "object": kind, "created": self.created, "model": self.model}
 
     def _finish(self, stop_reason: str | None) -> str:
-        finish = _FINISHED.get(stop_reason or "", "stop")
+        if not stop_reason:
+            raise Untranslatable("does not say why it ended")
+        finish = _FINISHED.get(stop_reason, stop_reason)
         return "function_call" if self.legacy and finish == "tool_calls" else finish
 
     def _told(self) -> dict[str, Any]:

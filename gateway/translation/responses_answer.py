@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -18,8 +18,10 @@ from gateway.translation.responses_output import FunctionCall, Message, Reasonin
 EVENT_PREFIX: Final = b'{"type":"'
 """With it begins each event; what follows, up to a quotation mark, is its type."""
 LAST_EVENTS: Final = frozenset(("response.completed", "response.incomplete"))
-_UNFINISHED: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
-"""Finish reasons of an answer that is not complete, and what the Responses API calls them."""
+_FINISHED: Final = frozenset(("stop", "tool_calls", "function_call"))
+"""Finish reasons of an answer that is complete; all others cut it short."""
+_UNFINISHED: Final = {"length": "max_output_tokens"}
+"""What the Responses API calls them, if not the same."""
 
 
 class _Function(msgspec.Struct):
@@ -199,20 +201,21 @@ class ResponsesAnswer:
     def _end(self) -> None:
         if not self._begun:
             raise Untranslatable("has no choice")
+        if not self._finish:
+            raise Untranslatable("does not say why it ended")
         if not self._items:
             self._open(Message).say("", [])
-        incomplete = self._finish in _UNFINISHED
-        for item in self._items:
-            item.end("incomplete" if incomplete and item is self._items[-1] else "completed")
         status = self._status()
+        for item in self._items:
+            item.end(status if item is self._items[-1] else "completed")
         self._emit(f"response.{status}", {"response": self._response(status)})
 
-    def _status(self) -> str:
-        return "incomplete" if self._finish in _UNFINISHED else "completed"
+    def _status(self) -> Literal["completed", "incomplete"]:
+        return "completed" if self._finish in _FINISHED else "incomplete"
 
     def _response(self, status: str) -> dict[str, Any]:
         frame, done = self._frame, status != "in_progress"
-        reason = _UNFINISHED.get(self._finish or "") if done else None
+        reason = _UNFINISHED.get(self._finish or "", self._finish) if status == "incomplete" else None
         response: dict[str, Any] = {
             "id": frame.id,
             "object": "response",

@@ -150,14 +150,21 @@ def test_a_client_that_knows_no_tools_gets_a_function_call() -> None:
         ("model_context_window_exceeded", "length"),
         ("tool_use", "tool_calls"),
         ("refusal", "content_filter"),
-        ("something_new", "stop"),
-        (None, "stop"),
     ],
 )
 def test_why_it_stopped(stop_reason: Any, finish: str) -> None:
     answer = message(TEXT, stop_reason=stop_reason)
     assert whole(answer)["choices"][0]["finish_reason"] == finish
     assert chunks(answer)[-2]["choices"][0]["finish_reason"] == finish
+
+
+def test_no_reason_to_stop_is_made_up() -> None:
+    answer = message(TEXT, stop_reason=None)
+    for told in (whole, chunks):
+        with pytest.raises(Untranslatable, match="does not say why it ended"):
+            told(answer)
+    later = translator().whole(encoded(message(TEXT, stop_reason="came_later")))
+    assert json.loads(later)["choices"][0]["finish_reason"] == "came_later"
 
 
 def test_a_refusal_says_why() -> None:

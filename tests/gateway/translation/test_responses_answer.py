@@ -134,9 +134,10 @@ def test_a_text_ends_before_what_follows_it_begins_and_calls_end_last() -> None:
     [
         ("stop", "completed", None, "completed"),
         ("tool_calls", "completed", None, "completed"),
-        (None, "completed", None, "completed"),
+        ("function_call", "completed", None, "completed"),
         ("length", "incomplete", "max_output_tokens", "incomplete"),
         ("content_filter", "incomplete", "content_filter", "incomplete"),
+        ("abort", "incomplete", "abort", "incomplete"),
     ],
 )
 def test_how_an_answer_ended(finish: str | None, status: str, reason: str | None, item: str) -> None:
@@ -148,9 +149,17 @@ def test_how_an_answer_ended(finish: str | None, status: str, reason: str | None
         assert response["output"][0]["status"] == item
 
 
+def test_no_end_is_made_up() -> None:
+    with pytest.raises(Untranslatable, match="does not say why it ended"):
+        streamed(chunk({"content": "a"}))
+    with pytest.raises(Untranslatable, match="does not say why it ended"):
+        whole(completion({"content": "a"}, None))
+
+
 def test_calls_of_servers_that_word_them_in_their_own_way() -> None:
     def calls(*chunks: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
-        output = streamed(*(chunk({"tool_calls": each}) for each in chunks))[-1]["response"]["output"]
+        pieces = [chunk({"tool_calls": each}) for each in chunks]
+        output = streamed(*pieces, chunk({}, "tool_calls"))[-1]["response"]["output"]
         return [(item["call_id"], item["name"], item["arguments"]) for item in output]
 
     first = {"id": "a", "function": {"name": "f", "arguments": '{"x":'}}

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from gateway.backends.brands import BRANDS
+from gateway.http.anthropic.count_tokens import MOST_AT_ONCE
 from gateway.routing.route import Route
 from gateway.secret_key import SecretKey
 from gateway.tenants.backend_changes import BackendChanges
@@ -62,6 +63,40 @@ async def test_prompts_are_counted_without_being_run(gateway: Any) -> None:
             await sdk.messages.count_tokens(model="other", messages=HI)
         with pytest.raises(anthropic.BadRequestError):
             await sdk.messages.count_tokens(model="m", messages=[])
+    await gateway.rows(0)
+
+
+async def test_few_prompts_of_a_tenant_are_counted_at_once(gateway: Any) -> None:
+    """Bodies that do not arrive hold their turns, and give them back when their clients leave."""
+    host, port = gateway.url.removeprefix("http://").split(":")
+    head = f"POST /v1/messages/count_tokens HTTP/1.1\r\nhost: x\r\nx-api-key: {gateway.key}\r\ncontent-length: 9\r\n"
+    await gateway.directory.create_tenant(ACTOR, "other")
+    other, _ = await gateway.directory.create_key(ACTOR, "other", "test")
+    held = []
+    async with sdk_of(gateway) as sdk, asyncio.timeout(10):
+
+        async def wait_to_be(served: bool) -> None:
+            while True:
+                try:
+                    await sdk.messages.count_tokens(model="m", messages=HI)
+                except anthropic.RateLimitError as refused:
+                    assert refused.response.headers["retry-after"] == "1"
+                    if not served:
+                        return
+                else:
+                    if served:
+                        return
+
+        for _ in range(MOST_AT_ONCE):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"{head}\r\n".encode())
+            held.append(writer)
+        await wait_to_be(served=False)
+        await sdk.with_options(api_key=other).messages.count_tokens(model="m", messages=HI)
+        for writer in held:
+            writer.close()
+            await writer.wait_closed()
+        await wait_to_be(served=True)
     await gateway.rows(0)
 
 
