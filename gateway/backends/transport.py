@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from types import TracebackType
 
 import aiohttp
+from aiohttp.client_reqrep import ConnectionKey
+from aiohttp.connector import Connection
+from aiohttp.tracing import Trace
 from yarl import URL
 
 from gateway.backends import faults
@@ -88,6 +91,17 @@ class Reply:
         self._response.close()
 
 
+class _Connector(aiohttp.TCPConnector):
+    """Uses no idle connection again on which something came: aiohttp would take it for the next request's answer."""
+
+    async def _get(self, key: ConnectionKey, traces: list[Trace]) -> Connection | None:
+        while (found := await super()._get(key, traces)) is not None:
+            if found.protocol is not None and not found.protocol.should_close:
+                return found
+            found.close()
+        return None
+
+
 class Transport:
     def __init__(self) -> None:
         self._timeouts: dict[float, aiohttp.ClientTimeout] = {}
@@ -96,7 +110,7 @@ class Transport:
 
     async def __aenter__(self) -> Transport:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S, enable_cleanup_closed=False),
+            connector=_Connector(limit=0, keepalive_timeout=IDLE_CONNECTION_S, enable_cleanup_closed=False),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,

@@ -139,6 +139,28 @@ async def test_cookies_are_not_kept(rig: Rig, upstream: Any) -> None:
     assert sent["accept-encoding"] == "identity"
 
 
+async def test_what_comes_unasked_on_an_idle_connection_is_no_answer_to_the_next_request(
+    rig: Rig, upstream: Any
+) -> None:
+    """Proxies say 408 there; worse would be what belongs to another request."""
+
+    async def answer(c: Any) -> None:
+        await c.begin()
+        await c.token("a", 1)
+        await c.done()
+        await asyncio.sleep(0.05)
+        await c.send(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
+
+    server = await upstream(answer, keep_alive=True)
+    rig.use(server.url)
+    for _ in range(2):
+        exchange = rig.open()
+        await read(exchange)
+        assert exchange.attempts == 1
+        await asyncio.sleep(0.1)
+    assert server.connections == 2
+
+
 async def test_what_came_before_a_cut_is_read_first(upstream: Any) -> None:
     body = b"x" * 3 * PIECE
 
