@@ -23,6 +23,7 @@ def serve(host: str | None, port: int | None) -> None:
     import msgspec
 
     from gateway.app import create_app
+    from gateway.cli import collection
     from gateway.http.draining import DrainingServer
     from gateway.http.server import server_config
     from gateway.settings import load_settings
@@ -34,7 +35,7 @@ def serve(host: str | None, port: int | None) -> None:
     graceful_s = math.ceil(settings.drain_s)
     app = create_app(settings)
     config = server_config(app, settings, loop="uvloop", timeout_graceful_shutdown=graceful_s)
-    server = DrainingServer(config, app.state.drain)
+    server = DrainingServer(config, app.state.drain, started=collection.settle)
     # uvicorn raises the signal again once it has drained; a stop that was asked for is a success, no death by signal.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: sys.exit(0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
@@ -59,11 +60,20 @@ class Drain:
 
 
 class DrainingServer(uvicorn.Server):
-    """Tells of a stop as soon as it is asked for: the listener closes a moment later."""
+    """Tells of a stop as soon as it is asked for: the listener closes a moment later.
 
-    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
+    ``started`` is called once, when the application stands and the listener is open.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain: Drain, *, started: Callable[[], None]) -> None:
         super().__init__(config)
         self._drain = drain
+        self._started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._drain.begin()
