@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from gateway.backends.faults import BackendError, BackendFault
+from gateway.backends.masking import masked
 from gateway.backends.retry_after import for_clients, retry_after_s
 from worker.protocol.errors import ErrorBody
 
@@ -149,6 +150,4 @@ def _told(body: bytes) -> _Error | None:
 
 
 def _masked(body: bytes, secrets: Iterable[str]) -> bytes:
-    for secret in secrets:
-        body = body.replace(secret.encode(), b"***")
-    return _LIKE_A_KEY.sub(b"***", body)
+    return _LIKE_A_KEY.sub(b"***", masked(body, secrets))

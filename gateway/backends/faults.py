@@ -40,6 +40,11 @@ class BackendFault(Exception):
         self.retry_after_s = retry_after_s
 
     @property
+    def outcome(self) -> str:
+        """As ``code``, but one of few words whatever the backend says: for metrics."""
+        return self.code
+
+    @property
     def busy(self) -> bool:
         """It refused for want of capacity."""
         return self.retryable and not self.unhealthy and self.status in (429, 503)
@@ -139,6 +144,10 @@ class BackendError(BackendFault):
         self.retry_after = retry_after
         self.family = family
         self.told = told
+
+    @property
+    def outcome(self) -> str:
+        return f"status_{self.status}"
 
     def error(self) -> ApiError:
         return PassedOnError(self)

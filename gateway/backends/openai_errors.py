@@ -23,6 +23,7 @@ import msgspec
 
 from gateway.backends.faults import BackendError, BackendFault
 from gateway.backends.lenient_json import decoded
+from gateway.backends.masking import masked
 from gateway.backends.retry_after import for_clients, retry_after_s
 from worker.protocol.errors import ErrorBody, ErrorEnvelope
 
@@ -74,11 +75,6 @@ class Told:
     body: bytes | None = None
     """The error in OpenAI's shape, if it came so."""
 
-    @property
-    def name(self) -> str:
-        """For the usage row: printable, without spaces."""
-        return _UNCLEAN.sub("_", self.code or self.type or "")[:64].strip("_") or "backend_error"
-
 
 def error_of_event(data: bytes, *, named: bool = False, secrets: Iterable[str] = ()) -> BackendFault | None:
     """The fault that an event, or the body of an answer of status 200, tells, if it tells one.
@@ -128,24 +124,33 @@ def _fault(
 ) -> BackendFault:
     if status in NO_ACCESS or status in NOT_THERE or status == 408:
         return _unreadable(status, after_s, elsewhere=elsewhere, told=True)
-    message = told.message or "The backend failed."
+    secrets = list(secrets)
+    message, kind, param, code = (
+        None if text is None else _masked(text.encode(), secrets).decode()
+        for text in (told.message, told.type, told.param, told.code)
+    )
     body = ErrorBody(
-        _masked(message.encode(), secrets).decode(),
-        told.type or ("server_error" if status >= 500 else "invalid_request_error"),
-        told.param,
-        told.code,
+        message or "The backend failed.",
+        kind or ("server_error" if status >= 500 else "invalid_request_error"),
+        param,
+        code,
     )
     raw = msgspec.json.encode(ErrorEnvelope(body)) if told.body is None else _masked(told.body, secrets)
     return BackendError(
         status,
         raw,
-        code=told.name,
+        code=_name(code or kind),
         retryable=status >= 500 or status in WORTH_ANOTHER_TRY,
         retry_after=retry_after,
         told=body,
         unhealthy=status >= 500,
         retry_after_s=after_s,
     )
+
+
+def _name(word: str | None) -> str:
+    """For the usage row: printable, without spaces."""
+    return _UNCLEAN.sub("_", word or "")[:64].strip("_") or "backend_error"
 
 
 def _unreadable(status: int, after_s: float | None, *, elsewhere: bool, told: bool) -> BackendFault:
@@ -268,6 +273,4 @@ def _plain(body: bytes) -> Told | None:
 
 
 def _masked(body: bytes, secrets: Iterable[str]) -> bytes:
-    for secret in secrets:
-        body = body.replace(secret.encode(), b"***")
-    return _LIKE_A_SECRET.sub(b"***", body)
+    return _LIKE_A_SECRET.sub(b"***", masked(body, secrets))

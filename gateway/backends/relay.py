@@ -242,7 +242,7 @@ class Exchange:
     def _note(self, attempt: Attempt, fault: BackendFault) -> None:
         self.failed_attempts.append(f"{attempt.endpoint.id} {fault.code}")
         if self._observed is not None:
-            self._observed.end(fault.code, self.usage)
+            self._observed.end(fault.outcome, self.usage)
 
     def _tell(self, attempt: Attempt, fault: BackendFault, *, unhealthy: bool) -> None:
         self._relay.balancer.failed(

@@ -46,7 +46,10 @@ class Metrics:
         self._tokens = self._counter("tokens", "Tokens of settled requests.", "route", "kind")
         self._charged = self._counter("charged_nano_usd", "What tenants were charged.", "route")
         self._attempts = self._counter(
-            "backend_attempts", "Attempts at backends: `ok`, or the error code.", "backend", "outcome"
+            "backend_attempts",
+            "Attempts at backends: `ok`, an error code of ours, or the status of an error in its own words.",
+            "backend",
+            "outcome",
         )
         self._responses = self._counter("responses", "Responses to be kept: `stored`, or why not.", "outcome")
         self._first_token = self._histogram("first_token_seconds", "From admission to first token.", _WAITS, "route")
