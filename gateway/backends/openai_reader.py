@@ -19,7 +19,7 @@ from gateway.backends.estimates import TextCount, estimated
 from gateway.backends.faults import BackendFault
 from gateway.backends.lenient_json import decoded
 from gateway.backends.openai_errors import error_of_event
-from gateway.backends.openai_reshaping import events_of, whole_of
+from gateway.backends.openai_reshaping import Gathered, events_of
 from gateway.backends.renaming import renamed
 from gateway.backends.tool_call_indexes import ToolCallIndexes
 from gateway.billing.normalise import openai_usage
@@ -62,7 +62,8 @@ class EventReader:
         self._translator = translator
         self._ends_with_done = ends_with_done
         self._secrets = secrets
-        self._framer = Framer(limit=EVENT_LIMIT, error_field=True)
+        # A whole answer is one event.
+        self._framer = Framer(limit=EVENT_LIMIT if order.streamed else BODY_LIMIT, error_field=True)
         self._metered = False
         self._told = False
         """Whether the backend told usage, by meter or otherwise. Until it has, tokens are estimated."""
@@ -125,11 +126,9 @@ class EventReader:
         return reading
 
     def _event(self, item: Event, reading: Reading) -> None:
-        data, order = item.data, self._order
+        data, order = _as_utf8(item.data), self._order
         # Cheap tests on the bytes first: a JSON key stands there unescaped, so what they miss is not there.
-        if (
-            b'"error"' in data or item.event == b"error" or not (data.startswith(b"{") and data.endswith(b"}"))
-        ) and self._is_no_chunk(item, reading):
+        if (b'"error"' in data or item.event == b"error" or not _is_object(data)) and self._is_no_chunk(item, reading):
             return
         if b'"usage"' in data and data.count(b'"usage"') > data.count(b'"usage":null'):
             # Where a meter tells usage, what the event says of it only matters for the event's place.
@@ -163,7 +162,7 @@ class EventReader:
             self._fail(reading, error)
         elif named:
             self._fail(reading, faults.malformed("sent an error event without an error"))
-        elif data and not (data.startswith(b"{") and data.endswith(b"}")):
+        elif data and not _is_object(data):
             self._fail(reading, faults.malformed("sent an event that is not a JSON object"))
         # An event of nothing is a sign of life.
         return self._over or not data
@@ -237,7 +236,7 @@ class WholeReader:
     def end(self) -> Reading:
         if self._size > BODY_LIMIT:
             return Reading()
-        body = b"".join(self._parts)
+        body = _as_utf8(b"".join(self._parts))
         error = error_of_event(body, secrets=self._secrets) if b'"error"' in body else None
         if error is not None:
             return Reading(fault=error)
@@ -287,7 +286,7 @@ class GatheringReader:
         streamed = replace(order, streamed=True, include_usage=True)
         self._events = EventReader(streamed, ends_with_done=ends_with_done, secrets=secrets)
         self._translator = translator
-        self._chunks: list[bytes] = []
+        self._gathered = Gathered()
         self._size = 0
 
     def feed(self, chunk: bytes) -> Reading:
@@ -299,16 +298,16 @@ class GatheringReader:
     def _gather(self, reading: Reading) -> Reading:
         if self._over:
             return Reading()
-        self._chunks += reading.events
         self._size += sum(map(len, reading.events))
+        for data in reading.events:
+            self._gathered.add(data)
         reading.events = []
         if self._size > BODY_LIMIT:
             self._over = True
-            self._chunks.clear()
             return Reading(usage=reading.usage, fault=faults.malformed("sent an answer that is too long"))
         if not reading.complete:
             return reading
-        whole = whole_of(self._chunks)
+        whole = self._gathered.whole()
         if whole is None:
             return Reading(usage=reading.usage, fault=faults.malformed("sent a stream that is no answer"))
         try:
@@ -316,6 +315,10 @@ class GatheringReader:
         except Untranslatable as fault:
             return Reading(usage=reading.usage, fault=_untranslatable(fault))
         return reading
+
+
+class _Object(msgspec.Struct):
+    """Any JSON object."""
 
 
 class _Usage(msgspec.Struct):
@@ -339,6 +342,27 @@ class _Whole(msgspec.Struct):
 
 _whole_decoder = msgspec.json.Decoder(_Whole)
 _usage_decoder = msgspec.json.Decoder(_Usage)
+_object_decoder = msgspec.json.Decoder(_Object)
+
+
+def _as_utf8(data: bytes) -> bytes:
+    """With U+FFFD in the place of what is no UTF-8, as the standard of event streams has it: clients may be strict."""
+    if data.isascii():
+        return data
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return data.decode(errors="replace").encode()
+    return data
+
+
+def _is_object(data: bytes) -> bool:
+    """Whether it is JSON of an object, or nearly."""
+    try:
+        _object_decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return isinstance(decoded(data), dict)
+    return True
 
 
 def _whole_of(body: bytes) -> _Whole | None:

@@ -28,21 +28,28 @@ def events_of(answer: dict[str, Any], *, include_usage: bool) -> list[bytes]:
     return events
 
 
-def whole_of(chunks: list[bytes]) -> bytes | None:
-    """The whole answer that a stream's chunks come to; None if they are none."""
-    whole: dict[str, Any] = {}
-    for data in chunks:
+class Gathered:
+    """The whole answer that a stream's chunks come to, put together as they come."""
+
+    def __init__(self) -> None:
+        self._whole: dict[str, Any] | None = {}
+        """None: what came were no chunks."""
+
+    def add(self, data: bytes) -> None:
         chunk = decoded(data)
-        if not isinstance(chunk, dict):
+        known = self._whole is not None and isinstance(chunk, dict)
+        self._whole = _merged(self._whole or {}, chunk) if known else None
+
+    def whole(self) -> bytes | None:
+        """None if the chunks were none."""
+        whole = self._whole or {}
+        choices = whole.get("choices")
+        if not isinstance(choices, list):
             return None
-        whole = _merged(whole, chunk)
-    choices = whole.get("choices")
-    if not isinstance(choices, list):
-        return None
-    if whole.get("object") == "chat.completion.chunk":
-        whole["object"] = "chat.completion"
-    whole["choices"] = [_whole_choice(each) for each in choices]
-    return encoded(whole)
+        if whole.get("object") == "chat.completion.chunk":
+            whole["object"] = "chat.completion"
+        whole["choices"] = [_whole_choice(each) for each in choices]
+        return encoded(whole)
 
 
 def _chunk_choice(choice: object) -> object:

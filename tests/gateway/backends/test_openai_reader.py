@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.backends.backend import Order, Reader, Reading
 from gateway.backends.faults import BackendFault
+from gateway.backends.lenient_json import decoded
 from gateway.backends.openai_reader import EventReader, GatheringReader, WholeReader
 from gateway.billing.normalise import MAX_TOKENS
 from gateway.billing.usage import TokenUsage
@@ -333,11 +334,29 @@ def test_spaces_around_done_do_not_matter(done: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"junk", b'"a string"', b"12", b"[1]", b"<html>", b'{"choices":[', b"\x00", b"\xff\xfe"]
+    "data",
+    [
+        *(b"junk", b'"a string"', b"12", b"[1]", b"<html>", b'{"choices":[', b"\x00", b"\xff\xfe"),
+        *(b'{"choices":[{"delta":{"content":"a}}]}', b"{}{}", b'{"choices":[{"index":0},]}', b"{not json}"),
+        *(b'{"usage":}', b'{"error":}', b'{"choices":[{"delta":{"tool_calls":[}]}', b'{"a":' * 10_000 + b"}" * 10_000),
+    ],
 )
 def test_data_that_is_no_json_object_is_a_fault(data: bytes) -> None:
     came = stream(chunk(), data, chunk("b"))
     assert (came.code, len(came.events), came.complete) == ("backend_protocol_error", 1, False)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_is_not_utf8_comes_out_as_such(streamed: bool) -> None:
+    """Clients that decode strictly, as the official ones do, would raise what is no error of the API."""
+    for reader in (EventReader, GatheringReader, WholeReader):
+        part = b"delta" if reader is not WholeReader else b"message"
+        body = b'{"choices":[{"index":0,"%b":{"content":"ab\xe6\x97 \xff"}}],"usage":{"prompt_tokens":1}}' % part
+        wire = body if reader is WholeReader else encode_event(body) + b"data: [DONE]\n\n"
+        came = read(reader(order(streamed=streamed)), [wire])
+        assert (came.complete, came.usage) == (True, TokenUsage(1))
+        (event,) = came.events
+        assert "ab\ufffd \ufffd" in event.decode()
 
 
 def test_events_of_nothing_are_signs_of_life() -> None:
@@ -351,6 +370,11 @@ def test_events_too_long_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     for wire in (b"data: " + b"x" * 2000, (b"data: " + b"x" * 900 + b"\n") * 3, b'error: "' + b"x" * 2000):
         assert read(EventReader(order()), [wire]).code == "backend_protocol_error"
     assert read(WholeReader(order()), [b"x" * 600] * 3).code == "backend_protocol_error"
+    monkeypatch.setattr("gateway.backends.openai_reader.BODY_LIMIT", 3000)
+    whole = encode_event(b'{"data":["' + b"x" * 2000 + b'"]}') + b"data: [DONE]\n\n"
+    assert read(EventReader(order(streamed=False)), [whole]).complete  # one event is all of it
+    assert read(EventReader(order(streamed=False)), [b"data: " + b"x" * 4000]).code == "backend_protocol_error"
+    monkeypatch.setattr("gateway.backends.openai_reader.BODY_LIMIT", 1000)
     many = encode_event(b'{"choices":[{"index":0,"delta":{"content":"' + b"x" * 600 + b'"}}]}')
     assert read(GatheringReader(order(streamed=False)), [many, many, many]).code == "backend_protocol_error"
 
@@ -517,6 +541,24 @@ def test_strange_values_survive_being_told_the_other_way(strange: Any) -> None:
     for told, place in ((event, "delta"), (gathered, "message")):
         new = json.loads(told)["choices"][0][place]["new"]
         assert new == strange or strange != strange
+
+
+def test_a_stream_is_put_together_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its end all of it would hold up everybody else."""
+    reader = GatheringReader(order(streamed=False))
+    for _ in range(50):
+        reader.feed(encode_event(json.dumps(chunk("ab")).encode()))
+    read_late = 0
+
+    def count(data: bytes) -> Any:
+        nonlocal read_late
+        read_late += 1
+        return decoded(data)
+
+    monkeypatch.setattr("gateway.backends.openai_reshaping.decoded", count)
+    (whole,) = reader.feed(b"data: [DONE]\n\n").events
+    assert json.loads(whole)["choices"][0]["message"]["content"] == "ab" * 50
+    assert read_late == 0
 
 
 def test_a_whole_answer_without_usage_is_estimated_by_its_text() -> None:
