@@ -28,6 +28,7 @@ NONE = "none"
 _PROMPT, _STDIN = "\0prompt", "-"
 _ALIASES = {"add": "set", "remove": "delete"}
 _NEEDED = ("pool", "brand", "base_url")
+_MAY_BE_NONE = ("model", "connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s")
 _AS_SET = "[as the gateway's settings have it]"
 _IF_VERSION = click.option("--if-version", type=int, help="Only if the backend still has this version.")
 
@@ -116,7 +117,9 @@ def set_(
     nowhere; with another host they have to be given anew.
     """
     given: dict[str, Any] = {
-        option: None if value == NONE else value for option, value in options.items() if value is not None
+        option: None if value == NONE and option in _MAY_BE_NONE else value
+        for option, value in options.items()
+        if value is not None
     }
     given |= _api_key(api_key, api_key_env) | _headers(headers, headers_env)
 

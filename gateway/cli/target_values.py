@@ -41,6 +41,8 @@ class TargetType(click.ParamType[GivenTarget]):
                 given[name] = {"model": str, "weight": float, "priority": int}[name](text)
             except ValueError:
                 self.fail(f"{text!r} is no number, as the {name} of a target is", param, ctx)
+        if "=" in pool:
+            self.fail(f"{value!r} has a colon where a comma belongs; write {self.name}", param, ctx)
         if not pool or given.get("model") == "":
             self.fail(f"{value!r} names no {'model' if pool else 'pool'}; write {self.name}", param, ctx)
         return GivenTarget(pool, **given)

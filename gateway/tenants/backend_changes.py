@@ -179,9 +179,12 @@ class BackendChanges:
                         "with another host the secrets must be given anew, or taken away: what was meant for "
                         f"{origin_of(row.base_url)} is not sent elsewhere",
                     )
-        kept_key = row.api_key is not None and change.api_key is UNSET
-        if kept_key and (twice := set(spec.headers) & self._brands[spec.brand].key_headers("k").keys()):
-            raise InvalidField("headers", f"{', '.join(twice)} would be there twice: the API key is sent so")
+        has_key = row.api_key is not None if change.api_key is UNSET else change.api_key is not None
+        names = row.header_names if change.headers is UNSET else spec.headers
+        if has_key and (twice := set(names) & self._brands[spec.brand].key_headers("k").keys()):
+            raise InvalidField(
+                "headers", f"{', '.join(twice)} would be there twice: the API key is sent so; give the headers without"
+            )
         sealed = self._sealed(spec)
         if change.api_key is UNSET or (not moved and self._same_api_key(row, change.api_key)):
             del sealed["api_key"]

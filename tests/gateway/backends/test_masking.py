@@ -14,8 +14,12 @@ SECRET = 'ab/c&"d\\e+12='
 
 @pytest.mark.parametrize(
     "written",
-    [SECRET, json.dumps(SECRET)[1:-1], json.dumps(SECRET)[1:-1].replace("/", "\\/").replace("&", "\\u0026")]
-    + ["".join(f"\\u{ord(c):04X}" for c in SECRET)],
+    [
+        SECRET,
+        json.dumps(SECRET)[1:-1],
+        json.dumps(SECRET)[1:-1].replace("/", "\\/").replace("&", "\\u0026"),
+        "".join(f"\\u{ord(c):04X}" for c in SECRET),
+    ],
 )
 def test_a_secret_is_known_however_json_writes_it(written: str) -> None:
     assert masked(f'{{"a":"x {written} y"}}'.encode(), [SECRET]) == b'{"a":"x *** y"}'
@@ -24,9 +28,13 @@ def test_a_secret_is_known_however_json_writes_it(written: str) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [{"error": {name: SECRET for name in ("message", "type", "param", "code")}}]
-    + [{"object": "error"} | {name: SECRET for name in ("message", "type", "param", "code")}]
-    + [{"detail": SECRET}, {"error": SECRET}, [{"error": {"message": SECRET, "status": SECRET}}]],
+    [
+        {"error": dict.fromkeys(("message", "type", "param", "code"), SECRET)},
+        {"object": "error"} | dict.fromkeys(("message", "type", "param", "code"), SECRET),
+        {"detail": SECRET},
+        {"error": SECRET},
+        [{"error": {"message": SECRET, "status": SECRET}}],
+    ],
 )
 @pytest.mark.parametrize("status", [400, 429, 500])
 def test_no_field_of_an_error_bears_a_secret(error: object, status: int) -> None:

@@ -181,6 +181,14 @@ def test_targets_of_a_route(pool: Penstock) -> None:
     assert ok(pool("route", "list")).split()[-1] == "3"
     refused(pool(*new, "--target", "p", "--pool", "p"), "not both")
     refused(pool(*new, "--target", "nowhere"), "penstock pool set nowhere")
+    refused(pool(*new, "--target", "p:weight=2"), "a colon where a comma belongs")
+
+
+def test_a_pool_may_be_called_none(pool: Penstock) -> None:
+    refused(pool(*NEW, "http://127.0.0.1:1", "--pool", "none"), "penstock pool set none")
+    ok(pool("pool", "set", "none"))
+    ok(pool(*NEW, "http://127.0.0.1:1", "--pool", "none", "--model", "none", "--idle-timeout", "none"))
+    assert "Backends: b\n" in ok(pool("pool", "show", "none"))
 
 
 @pytest.mark.parametrize(
@@ -190,12 +198,12 @@ def test_targets_of_a_route(pool: Penstock) -> None:
         ("p:model=a:b,weight=0.5,priority=2", GivenTarget("p", "a:b", 0.5, 2)),
         ("a/p:1,model=m", GivenTarget("a/p:1", "m")),
         *((bad, None) for bad in ("", ":model=m", "p:model=", "p,weight=x", "p,priority=1.5", "p,x=1", "p,weight")),
-        *((bad, None) for bad in ("p,weight=1,weight=2", "p:model=a,model=b", "p,")),
+        *((bad, None) for bad in ("p,weight=1,weight=2", "p:model=a,model=b", "p,", "p:weight=2")),
     ],
 )
 def test_a_target_reads_as_it_is_shown(text: str, given: GivenTarget | None) -> None:
     if given is None:
-        with pytest.raises(Exception, match=r"target|names no|none of|no number"):
+        with pytest.raises(Exception, match=r"target|names no|none of|no number|colon"):
             TargetType().convert(text, None, None)
         return
     assert TargetType().convert(text, None, None) == given

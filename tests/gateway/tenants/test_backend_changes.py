@@ -136,6 +136,21 @@ async def test_secrets_go_to_no_other_host_unless_they_are_given_anew(changes: B
     assert (await changes.endpoint("b")).headers == {"authorization": f"Bearer {KEY}"}
 
 
+async def test_a_key_and_a_header_never_take_each_others_place(changes: BackendChanges) -> None:
+    of_own = {"x-api-key": "secret-of-a-proxy"}
+    await changes.create_backend(ACTOR, spec(headers=of_own))
+    await changes.create_backend(ACTOR, spec("keyless", brand="anthropic", api_key=None, headers=of_own))
+    for name, change in (
+        ("b", BackendChange(brand="anthropic")),
+        ("keyless", BackendChange(api_key=KEY)),
+        ("b", BackendChange(headers={"Authorization": "Basic"})),
+    ):
+        with pytest.raises(ConfigurationError, match="there twice"):
+            await changes.update_backend(ACTOR, name, change)
+    assert (await changes.update_backend(ACTOR, "b", BackendChange(brand="anthropic", headers={}))).version == 2
+    assert (await changes.update_backend(ACTOR, "keyless", BackendChange(api_key=None))).version == 1
+
+
 async def test_what_is_moved_in_the_database_does_not_unseal(changes: BackendChanges, engine: AsyncEngine) -> None:
     await changes.create_backend(ACTOR, spec())
     async with engine.begin() as connection:
