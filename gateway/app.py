@@ -128,7 +128,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         clock,
         every_s=settings.probe_interval_s,
     )
-    counter = PromptCounter(registry.endpoints, lambda endpoint: worker.counting(transport, endpoint))
+    counter = PromptCounter(endpoints, lambda endpoint: worker.counting(transport, endpoint))
     drainer = Drainer(
         engine,
         settings.redis_url,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import cast
 
 import structlog
 from litestar.types import HTTPSendMessage, Receive, Scope, Send
 
 from worker.protocol.errors import ApiError
+from worker.protocol.http_server import HANGUP, Hangup
 
 _CORRELATION = re.compile(r"[\x21-\x7e]{1,128}")
 _log = structlog.get_logger("gateway.request")
@@ -23,6 +26,11 @@ def bearer(authorization: str | None) -> str | None:
     return token.strip() if scheme.lower() == "bearer" else None
 
 
+def api_key(authorization: str | None, x_api_key: str | None) -> str | None:
+    """The caller's key, by the header that OpenAI's clients send, or by Anthropic's."""
+    return bearer(authorization) or x_api_key
+
+
 class ClientGone(Exception):
     """The caller hung up."""
 
@@ -32,8 +40,12 @@ class Client:
         self._receive = receive
         self._send = send
         self._headers = {name.lower(): value for name, value in scope["headers"]}
-        self._finished = False
-        self._left: Callable[[], None] | None = None
+        self.hangup = cast("Hangup | None", (scope.get("extensions") or {}).get(HANGUP))
+        """None: the server does not tell of hang-ups."""
+        self.left: Callable[[], None] | None = None
+        """Called before a ClientGone."""
+        self.finished = False
+        """Whether the whole answer left."""
         self.started = False
         """Whether the head of the answer left."""
 
@@ -56,8 +68,7 @@ class Client:
         return bearer(self.header(b"authorization"))
 
     def key(self) -> str | None:
-        """The caller's API key, as OpenAI's clients send it, or as Anthropic's do."""
-        return self.bearer() or self.header(b"x-api-key")
+        return api_key(self.header(b"authorization"), self.header(b"x-api-key"))
 
     def correlation(self) -> str | None:
         """The caller's own ``x-request-id``, if it is short and printable."""
@@ -109,27 +120,15 @@ class Client:
             headers={"connection": "close"},
         )
 
-    def on_leaving(self, left: Callable[[], None]) -> None:
-        """``left`` is called before a ClientGone that ``watch`` or what sends raises."""
-        self._left = left
-
-    async def watch(self, *, at_most_s: float) -> None:
-        """Wait until the caller hangs up, or has taken over ``at_most_s``; raise ClientGone.
-
-        Returns only when the answer was sent whole. Run it beside the work, in a task group, after the body was read.
+    def watched(self, left: Callable[[], None], *, at_most_s: float) -> Watched:
+        """A context manager that ends its block by ClientGone when the caller hangs up, or has taken over
+        ``at_most_s``. ``left`` is called before, as before any ClientGone that what sends in the block raises.
         """
-        try:
-            async with asyncio.timeout(at_most_s):
-                while (await self._receive())["type"] != "http.disconnect":
-                    pass
-        except TimeoutError:
-            pass
-        if not self._finished:
-            raise self._gone()
+        return Watched(self, left, at_most_s)
 
     def _gone(self) -> ClientGone:
-        if self._left is not None:
-            self._left()
+        if self.left is not None:
+            self.left()
         return ClientGone()
 
     async def _transmit(self, message: HTTPSendMessage) -> None:
@@ -156,10 +155,49 @@ class Client:
         await self._transmit({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
-        self._finished = True
+        self.finished = True
         await self._transmit({"type": "http.response.body", "body": data, "more_body": False})
 
     async def answer(self, status: int, body: bytes, headers: Headers = (), *, media_type: str) -> None:
         """A whole answer."""
         await self.start(status, [("content-type", media_type), ("content-length", str(len(body))), *headers])
         await self.end(body)
+
+
+class Watched:
+    """See ``Client.watched``. It works as ``asyncio.timeout`` does: by cancelling the task whose block it is."""
+
+    def __init__(self, client: Client, left: Callable[[], None], at_most_s: float) -> None:
+        self._client = client
+        self._left = left
+        self._at_most_s = at_most_s
+        self._ended = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._client.left = self._left
+        self._timer = asyncio.get_running_loop().call_later(self._at_most_s, self._end)
+        hangup = self._client.hangup
+        if hangup is not None:
+            hangup.notify(self._end)
+            if hangup.happened:
+                self._end()
+
+    def _end(self) -> None:
+        if not (self._ended or self._client.finished):
+            self._ended = True
+            self._left()
+            self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        self._client.left = None
+        if self._client.hangup is not None:
+            self._client.hangup.notify(None)
+        if self._ended and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise ClientGone from fault

@@ -36,6 +36,7 @@ _log = structlog.get_logger("gateway.http")
 
 AnyRequest = Request[Any, Any, Any]
 MESSAGES: Final = "/v1/messages"
+MODELS: Final = "/v1/models"
 
 
 class Problem(Exception):
@@ -51,20 +52,20 @@ class Problem(Exception):
         self.field = field
 
 
-def _speaks_openai(request: AnyRequest) -> bool:
+def _within(request: AnyRequest, place: str) -> bool:
     path = request.url.path
-    return path == "/v1" or path.startswith("/v1/")
+    return path == place or path.startswith(f"{place}/")
 
 
 def _speaks_anthropic(request: AnyRequest) -> bool:
-    path = request.url.path
-    return path == MESSAGES or path.startswith(f"{MESSAGES}/") or VERSION_HEADER in request.headers
+    """The models are told in either way."""
+    return _within(request, MESSAGES) or (_within(request, MODELS) and VERSION_HEADER in request.headers)
 
 
 def _answer(
     request: AnyRequest, status: int, message: str, code: str | None, headers: dict[str, str], param: str | None = None
 ) -> Response[bytes]:
-    if _speaks_openai(request):
+    if _within(request, "/v1"):
         kind = "invalid_request_error" if status < 500 else "server_error"
         return _api_error(request, ApiError(status, message, type=kind, param=param, code=code, headers=headers))
     headers = {"x-request-id": str(uuid7()), **headers}

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Final
 
@@ -16,6 +17,7 @@ import msgspec
 import structlog
 
 from gateway.ask import Ask
+from gateway.long_work import worked
 from gateway.routing.route import Endpoint, Route
 from gateway.tokens import chat, inputs
 from gateway.tokens.cache import CountCache
@@ -82,8 +84,7 @@ class PromptCounter:
         """
         if ask.api == "messages" and ask.chat is None:
             # What no chat completion can say may come from elsewhere: files, searches, tools of the backend's own.
-            raw = bytes(ask.body["messages"])
-            return PromptBound(context_length, max(chat.count_images(raw), raw.count(b'"image"')))
+            return PromptBound(context_length, await worked(ask.size, partial(_images, bytes(ask.body["messages"]))))
         if ask.chat is None:
             return await self._inputs(ask, route, context_length, tenant, exactly)
         body, size = ask.chat, ask.size
@@ -98,7 +99,8 @@ class PromptCounter:
                 )
             if found is not None:
                 return found if found.tokens < context_length else PromptBound(context_length, found.images)
-        return _by_bytes(raw, body, size, route, context_length, [each.allowance for each in methods or ()])
+        allowances = [each.allowance for each in methods or ()]
+        return await worked(size, partial(_by_bytes, raw, body, size, route, context_length, allowances))
 
     async def _inputs(self, ask: Ask, route: Route, context_length: int, tenant: bytes, exactly: bool) -> PromptBound:
         """Of prompts that are no chat, each of which counts once, however many choices go on with it."""
@@ -165,6 +167,11 @@ class PromptCounter:
             found.append(PromptBound(sum(sizes), 0, method.name, max(sizes)))
         most = max(found, key=lambda bound: bound.tokens)
         return replace(most, each=max(bound.longest for bound in found))
+
+
+def _images(raw: bytes) -> int:
+    """In messages that may be no chat's."""
+    return max(chat.count_images(raw), raw.count(b'"image"'))
 
 
 def _by_bytes(

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.backends.fleet_worker import FleetWorker
 from gateway.clock import SystemClock
+from gateway.http.anthropic.ask import parse_messages
 from gateway.http.anthropic.door import MessagesDoor
 from gateway.http.client import Client
 from gateway.http.openai.chat import ChatDoor
@@ -19,6 +20,8 @@ from gateway.http.openai.completions import CompletionsDoor
 from gateway.http.openai.embeddings import EmbeddingsDoor
 from gateway.http.openai.responses import ResponsesDoor
 from gateway.long_work import LONG_BYTES, worked
+from gateway.routing.route import Route
+from gateway.tokens.counter import PromptCounter
 from tests.gateway.backends.relay_support import read_until_fault, rigged
 from worker.protocol.errors import ApiError, bad_request
 
@@ -70,6 +73,31 @@ async def test_each_door_reads_long_bodies_so(door: Any, body: dict[str, Any], m
         raw = msgspec.json.encode({"model": "m"} | body | extra)
         await door(uuid4(), client).ask(raw, SimpleNamespace())
         assert (threads != {caller}) is thread_of_its_own
+
+
+@pytest.mark.parametrize(
+    "content", [LONG, [{"type": "of its own"}, {"type": "text", "text": LONG}]], ids=["chat", "other"]
+)
+async def test_long_prompts_are_bounded_so(content: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def count(raw: bytes) -> int:
+        threads.append(threading.get_ident())
+        return 0
+
+    monkeypatch.setattr("gateway.tokens.chat.count_images", count)
+    body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+    ask = parse_messages(msgspec.json.encode(body), counting=True)
+    async with PromptCounter(lambda pool: [], no_fetch) as counter:
+        route = Route("m", "pool", "m", 1000, 50, 500, 30.0)
+        bound = await counter.bound(ask, route, 1000, tenant=b"t", exactly=True)
+    assert bound.tokens == 1000
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def no_fetch(endpoint: Any) -> bytes:
+    raise AssertionError(endpoint)
 
 
 async def test_long_requests_are_written_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from litestar.params import FromPath, FromQuery
 
 from gateway.http.anthropic.errors import VERSION_HEADER
 from gateway.http.anthropic.models import ModelInfo, ModelPage, model_info, model_page
-from gateway.http.client import bearer
+from gateway.http.client import api_key
 from gateway.pipeline import Pipeline
 from gateway.routing.route import Route
 from worker.protocol.chat import Model, ModelList
@@ -49,7 +49,7 @@ def model_handlers(pipeline: Pipeline) -> list[HTTPRouteHandler]:
 
 
 def _key(request: _AnyRequest) -> str | None:
-    return bearer(request.headers.get("authorization")) or request.headers.get("x-api-key")
+    return api_key(request.headers.get("authorization"), request.headers.get("x-api-key"))
 
 
 def _wants_anthropic(request: _AnyRequest) -> bool:

@@ -13,7 +13,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath, QueryParameter
 
 from gateway.db.engine import DatabaseUnavailable
-from gateway.http.client import bearer
+from gateway.http.client import api_key
 from gateway.http.openai.responses import services_away
 from gateway.http.operations import operation
 from gateway.pipeline import Pipeline
@@ -55,7 +55,9 @@ def stored_response_handlers(pipeline: Pipeline, store: ResponseStore) -> list[H
     documented = operation(ERRORS)
 
     async def caller(request: AnyRequest) -> Principal:
-        return await pipeline.authenticate(bearer(request.headers.get("authorization")))
+        return await pipeline.authenticate(
+            api_key(request.headers.get("authorization"), request.headers.get("x-api-key"))
+        )
 
     async def stored(request: AnyRequest, response_id: str) -> Stored:
         principal = await caller(request)

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.app import create_app
 from gateway.ask import Ask, Body
 from gateway.routing.route import Endpoint, Route
+from gateway.settings import Settings
 from gateway.tokens import tokenizers
 from gateway.tokens.counter import LONG, PromptBound, PromptCounter
 from worker.protocol.chat import ChatRequest
@@ -357,3 +359,20 @@ async def test_a_body_of_very_many_objects_is_not_taken_apart(knowing: PromptCou
     part = {"type": "text", "text": "a"}
     body = {"messages": [{"role": "user", "content": [part] * 20_001}]}
     assert (await bound(knowing, body, context=100_000)).counted_by is None
+
+
+def test_the_gateway_asks_of_declared_backends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those nobody knows how they count, so that a pool with one among its workers is bounded by bytes."""
+    asked: list[str] = []
+
+    def declared(self: object, pool: str) -> list[Endpoint]:
+        asked.append(pool)
+        return []
+
+    made: list[Any] = []
+    monkeypatch.setattr("gateway.routing.declared.Declared.endpoints", declared)
+    monkeypatch.setattr("gateway.app.PromptCounter", lambda endpoints, fetch: made.append(endpoints))
+    nowhere = {"database_url": "postgresql://x@127.0.0.1:9/x", "redis_url": "redis://127.0.0.1:9"}
+    create_app(Settings(**nowhere, secret_key="s" * 32))
+    made[0]("mixed")
+    assert asked == ["mixed"]

@@ -175,6 +175,10 @@ async def test_models_in_anthropics_shape_and_pages(gateway: Any) -> None:
         told = (await client.get("/v1/models", headers={"anthropic-version": "2023-06-01"})).json()
         assert (told["type"], told["error"]["type"]) == ("error", "authentication_error")
         assert "code" in (await client.get("/v1/models")).json()["error"]
+        # What only OpenAI has speaks its language, to whomever; either header bears a key, everywhere.
+        headers = {"anthropic-version": "2023-06-01", "x-api-key": gateway.key}
+        missed = (await client.get("/v1/responses/resp_x", headers=headers)).json()
+        assert missed["error"]["code"] == "response_not_found"
         paths = (await client.get("/docs/openapi.json")).json()["paths"]
         for path, required in (("/v1/messages", 3), ("/v1/messages/count_tokens", 2)):
             schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
