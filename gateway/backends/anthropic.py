@@ -16,6 +16,7 @@ from gateway.backends import anthropic_errors, faults
 from gateway.backends.anthropic_reader import MessageBody, MessageEvents
 from gateway.backends.backend import Order, Outgoing, Reader
 from gateway.backends.faults import BackendFault
+from gateway.backends.mending import Mending
 from gateway.clock import Clock, SystemClock
 from gateway.routing.route import Endpoint
 from gateway.translation.chain import Chain
@@ -72,7 +73,7 @@ class Anthropic:
             include_usage=order.include_usage,
             legacy=given(chat, "functions") and not given(chat, "tools"),
         )
-        return answer if order.from_chat is None else Chain(answer, order.from_chat())
+        return Mending(answer if order.from_chat is None else Chain(answer, order.from_chat()))
 
 
 def _body(order: Order, model: str) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from gateway.backends.anthropic_errors import error_of_event
 from gateway.backends.backend import Order, Reading
 from gateway.backends.estimates import TextCount, estimated
 from gateway.backends.faults import BackendFault
+from gateway.backends.lenient_json import strict
 from gateway.backends.renaming import renamed
 from gateway.billing.normalise import anthropic_usage
 from gateway.billing.usage import TokenUsage
@@ -27,6 +28,7 @@ BODY_LIMIT = 64 * 1024 * 1024
 MOST_HELD = 16
 """Events before the first content that are kept back, so that another backend may still be asked."""
 _NULL = msgspec.Raw(b"null")
+T = TypeVar("T")
 
 
 class _Event(msgspec.Struct):
@@ -93,11 +95,11 @@ class MessageEvents:
         return reading
 
     def _event(self, data: bytes, reading: Reading) -> None:
-        try:
-            event = _event_decoder.decode(data)
-        except (msgspec.DecodeError, RecursionError):
+        read = _read(_event_decoder, data)
+        if read is None:
             self._fail(reading, faults.malformed("sent an event that is none of the Messages API"))
             return
+        data, event = read
         match event.type:
             case "message_start":
                 self._begun = True
@@ -168,10 +170,10 @@ class MessageBody:
         self._over = True
         body = b"".join(self._parts)
         self._parts.clear()
-        try:
-            message = _message_decoder.decode(body)
-        except (msgspec.DecodeError, RecursionError):
+        read = _read(_message_decoder, body)
+        if read is None:
             return Reading(fault=faults.malformed("sent an answer that is not a JSON object"))
+        body, message = read
         if message.type == "error":
             return Reading(fault=error_of_event(body, secrets=self._secrets))
         if message.type != "message":
@@ -241,6 +243,20 @@ class _Usage:
         if (prompt, completion) == (reported.prompt_tokens, reported.completion_tokens):
             return reported
         return replace(reported, prompt_tokens=prompt, completion_tokens=completion, source="estimated")
+
+
+def _read(decoder: msgspec.json.Decoder[T], data: bytes) -> tuple[bytes, T] | None:
+    """The data, made JSON if it was only nearly so, and what it says. None: it says nothing that the decoder knows."""
+    try:
+        return data, decoder.decode(data)
+    except RecursionError:
+        return None
+    except msgspec.DecodeError:
+        mended = strict(data)
+    try:
+        return None if mended is None else (mended, decoder.decode(mended))
+    except msgspec.DecodeError:
+        return None
 
 
 def decoded(data: bytes) -> Any:

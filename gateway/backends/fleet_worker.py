@@ -10,6 +10,7 @@ from gateway.apis import Api
 from gateway.backends import faults, openai_errors
 from gateway.backends.backend import Order, Outgoing
 from gateway.backends.faults import BackendFault
+from gateway.backends.mending import Mending
 from gateway.backends.openai_reader import EventReader
 from gateway.backends.transport import Transport
 from gateway.billing.usage import TokenUsage
@@ -56,7 +57,7 @@ class FleetWorker:
     def reader(self, order: Order, endpoint: Endpoint, media_type: str) -> EventReader:
         if media_type != MEDIA_TYPE:
             raise faults.malformed("answered with something that is not an event stream")
-        return EventReader(order, meter=_metered, translator=order.from_chat() if order.from_chat else None)
+        return EventReader(order, meter=_metered, translator=Mending(order.from_chat()) if order.from_chat else None)
 
     def refusal(self, endpoint: Endpoint, status: int, body: bytes | None, retry_after: str | None) -> BackendFault:
         # All workers know the same token and the same models.

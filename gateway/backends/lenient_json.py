@@ -30,3 +30,22 @@ def encoded(value: object) -> bytes:
         return msgspec.json.encode(value)
     except (UnicodeEncodeError, OverflowError):
         return json.dumps(value, separators=(",", ":")).encode()
+
+
+def strict(data: bytes) -> bytes | None:
+    """JSON for what ``decoded`` takes though it is none: null for NaN, and U+FFFD for half a surrogate pair.
+
+    None for what is JSON already, or nothing like it.
+    """
+    try:
+        msgspec.json.decode(data)
+        return None
+    except RecursionError:
+        return None
+    except msgspec.DecodeError:
+        pass
+    try:
+        text = json.dumps(json.loads(data, parse_constant=lambda _: None), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()

@@ -13,6 +13,7 @@ from gateway.backends.backend import Order, Outgoing, Reader
 from gateway.backends.brands import BRANDS, Brand
 from gateway.backends.faults import BackendFault
 from gateway.backends.lenient_json import decoded, encoded
+from gateway.backends.mending import Mending
 from gateway.backends.openai_reader import EventReader, GatheringReader, WholeReader
 from gateway.clock import Clock, SystemClock
 from gateway.routing.route import Endpoint
@@ -54,7 +55,7 @@ class OpenAICompatible:
         return Outgoing(url, headers | dict(endpoint.headers), msgspec.json.encode(body))
 
     def reader(self, order: Order, endpoint: Endpoint, media_type: str) -> Reader:
-        translator = order.from_chat() if order.from_chat is not None else None
+        translator = Mending(order.from_chat()) if order.from_chat is not None else None
         secrets = secrets_of(endpoint)
         if media_type == JSON:
             return WholeReader(order, translator=translator, secrets=secrets)

@@ -56,7 +56,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    index: int = 0
+    index: int | None = None
     delta: _Said | None = None
     message: _Said | None = None
     logprobs: _Logprobs | None = None
@@ -67,7 +67,7 @@ class _Completion(msgspec.Struct):
     """A chat completion, or a chunk of one."""
 
     choices: list[_Choice] | None = None
-    usage: dict[str, Any] | None = None
+    usage: Any = None
     service_tier: msgspec.Raw = NULL
 
 
@@ -131,12 +131,12 @@ class ResponsesAnswer:
             chunk = _decoder.decode(data)
         except (msgspec.DecodeError, RecursionError) as fault:
             raise Untranslatable(f"is not a chat completion ({fault})") from fault
-        if chunk.usage is not None:
+        if isinstance(chunk.usage, dict):
             self._usage = _usage(chunk.usage)
         if chunk.service_tier != NULL:
             self._tier = chunk.service_tier
         for choice in chunk.choices or ():
-            if choice.index == 0:
+            if not choice.index:
                 self._begin()
                 self._grow(choice)
                 self._finish = choice.finish_reason or self._finish
