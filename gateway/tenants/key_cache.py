@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Generic, TypeVar
 
 from gateway.clock import Clock
+from gateway.db.cached import ask_again_at
 from gateway.db.engine import DatabaseUnavailable
 
 P = TypeVar("P")
@@ -21,8 +22,8 @@ MAX_QUEUED = 200
 MAX_AWAY_S = 3600.0
 """How long a key that was good goes on being good while Postgres is away. Nothing can be revoked there meanwhile; and
 what was, and announced, is noticed at admission and read anew."""
-RETRY_S = 1.0
-"""While Postgres is away, how often it is asked."""
+ASKING_S = 3.0
+"""While Postgres is away, so long others do not wait for it beside the one that asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class KeyCache(Generic[P]):
         self._known: OrderedDict[str, tuple[float, StoredKey[P]]] = OrderedDict()
         self._unknown: OrderedDict[str, float] = OrderedDict()
         self._reads: dict[str, _Read[P]] = {}
+        self._away = False
         self._ask_again_at = float("-inf")
         self._count = 0
         self._forgotten = 0
@@ -84,15 +86,20 @@ class KeyCache(Generic[P]):
 
     async def _read_or_old(self, public_id: str) -> StoredKey[P] | None:
         old = self._old(public_id)
-        if old is not None and self._clock.monotonic() < self._ask_again_at:
+        began = self._clock.monotonic()
+        if old is not None and began < self._ask_again_at:
             return old
+        if self._away:
+            self._ask_again_at = began + ASKING_S
         try:
-            return await self._look_up(public_id, begun_after=self._forgotten)
+            key = await self._look_up(public_id, begun_after=self._forgotten)
+            self._away, self._ask_again_at = False, float("-inf")
+            return key
         except DatabaseUnavailable:
             old = self._old(public_id)  # it may have been forgotten meanwhile
             if old is None:
                 raise
-            self._ask_again_at = self._clock.monotonic() + RETRY_S
+            self._away, self._ask_again_at = True, ask_again_at(began, self._clock.monotonic())
             return old
 
     def _old(self, public_id: str) -> StoredKey[P] | None:

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from gateway.db.cached import PAUSE_FACTOR, RETRY_S
 from gateway.db.engine import DatabaseUnavailable
 from gateway.tenants import key_cache
 from gateway.tenants.key_cache import KeyCache, StoredKey
@@ -149,8 +150,46 @@ async def test_while_postgres_is_away_it_is_asked_once_a_second(
         await cache.get("a")
     store.fault = None
     del store.keys["a"]
-    clock.advance(key_cache.RETRY_S)
+    clock.advance(RETRY_S)
     assert await cache.get("a", or_old=True) is None
+
+
+async def test_while_postgres_hangs_few_wait_for_it(cache: KeyCache[str], store: Store, clock: ManualClock) -> None:
+    store.keys |= {"a": _key(), "b": _key()}
+    for id in store.keys:
+        await cache.get(id)
+    store.fault = DatabaseUnavailable("away")
+    clock.advance(CACHE_S)
+    await _hang(cache, store, clock)
+    clock.advance(2 * PAUSE_FACTOR - 0.01)
+    for id in store.keys:
+        assert await cache.get(id, or_old=True) == _key()
+    assert store.reads == ["a", "b", "a"]
+    clock.advance(0.01)
+    async with asyncio.TaskGroup() as tasks:
+        hanging = tasks.create_task(_hang(cache, store, clock))
+        await _settle()
+        assert not hanging.done()
+        for id in store.keys:
+            assert await cache.get(id, or_old=True) == _key()
+    assert store.reads == ["a", "b", "a", "a"]
+    store.fault = None
+    clock.advance(2 * PAUSE_FACTOR)
+    for id in store.keys:
+        await cache.get(id, or_old=True)
+    assert store.reads[4:] == ["a", "b"]
+
+
+async def _hang(cache: KeyCache[str], store: Store, clock: ManualClock) -> None:
+    """Ask for ``a``, while an answer takes two seconds."""
+    store.gate.clear()
+    async with asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(cache.get("a", or_old=True))
+        for _ in range(20):
+            await _settle()
+        clock.advance(2)
+        store.gate.set()
+    assert asking.result() == _key()
 
 
 async def test_a_key_that_was_changed_is_not_taken_from_memory_while_postgres_is_away(
