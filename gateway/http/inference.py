@@ -152,14 +152,11 @@ class Inference:
             with contextlib.suppress(ClientGone):
                 await self._fail(client)
             return
-        client.on_leaving(answer.left)
-        try:
-            async with asyncio.TaskGroup() as group:
-                watcher = group.create_task(client.watch(at_most_s=answer.timeout_s + SEND_GRACE_S))
-                await self._deliver(client, answer)
-                watcher.cancel()
-        except* ClientGone:
-            pass
+        with (
+            contextlib.suppress(ClientGone),
+            client.watched(answer.left, at_most_s=answer.timeout_s + SEND_GRACE_S),
+        ):
+            await self._deliver(client, answer)
 
     def _reader(self, client: Client, door: Door) -> Callable[[Principal], Awaitable[Ask]]:
         async def read(principal: Principal) -> Ask:

@@ -97,6 +97,7 @@ def server_config(app: Any, settings: Settings, **changes: Any) -> Config:
         "ws_ping_timeout": PONG_WITHIN_S,
         "ws_per_message_deflate": False,
         "lifespan": "on",
+        "proxy_headers": False,  # nothing goes by who called: keys tell
         "access_log": False,
         "log_config": None,
         "server_header": False,

@@ -18,11 +18,11 @@ async def test_sending_on_a_closed_connection_is_the_client_leaving(fault: Excep
 
     client = Client({"headers": []}, receive, send)  # type: ignore[typeddict-item, arg-type, unused-ignore]
     left: list[bool] = []
-    client.on_leaving(lambda: left.append(True))
-    with pytest.raises(ClientGone):
-        await client.start(200, [])
-    with pytest.raises(ClientGone):
-        await client.write(b"x")
-    with pytest.raises(ClientGone):
-        await client.end()
+    with client.watched(lambda: left.append(True), at_most_s=60):
+        with pytest.raises(ClientGone):
+            await client.start(200, [])
+        with pytest.raises(ClientGone):
+            await client.write(b"x")
+        with pytest.raises(ClientGone):
+            await client.end()
     assert len(left) == 3
