@@ -103,7 +103,11 @@ def route() -> None:
     help="A pool that serves it, what to ask its backends for (as the route), its share beside targets of the same "
     "priority (1) and its priority (0, the first). May be given several times; those given are all that it has.",
 )
-@click.option("--context-length", type=int, help="Most tokens of prompt and output together.")
+@click.option(
+    "--context-length",
+    type=int,
+    help="Tokens of prompt and output together that tenants are told of; what is too long, its backends refuse.",
+)
 @click.option("--default-output-tokens", type=int, help=f"When a request names no cap. [{DEFAULT_OUTPUT_TOKENS}]")
 @click.option("--max-output-tokens", type=int, help="Largest cap. [the context length]")
 @click.option("--timeout", "timeout_s", type=float, help=f"Seconds that one request may take. [{DEFAULT_TIMEOUT_S:g}]")

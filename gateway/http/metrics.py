@@ -1,7 +1,7 @@
 """``GET /metrics``: what Prometheus scrapes.
 
 With a ``metrics_token`` it wants it as a bearer token; without, it answers only to callers on this machine that come
-through no proxy.
+through no proxy, as far as a proxy lets itself be known.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from gateway.http.client import bearer
 from gateway.http.errors import Problem
 from gateway.observability.metrics import CONTENT_TYPE, Metrics
 
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
+_OF_PROXIES = ("forwarded", "via", "x-real-ip", "x-request-start", "x-original-host", "x-client-ip", "true-client-ip")
+_PREFIXES_OF_PROXIES = ("x-forwarded-", "cf-", "x-envoy-", "x-amzn-", "x-azure-")
 
 
 def metrics_handler(metrics: Metrics, *, token: str | None) -> HTTPRouteHandler:
@@ -46,7 +47,8 @@ def metrics_handler(metrics: Metrics, *, token: str | None) -> HTTPRouteHandler:
 
 
 def _is_local(request: Request[Any, Any, Any]) -> bool:
-    if request.client is None or any(name in request.headers for name in _FORWARDED):
+    names = request.headers.keys()
+    if request.client is None or any(name in _OF_PROXIES or name.startswith(_PREFIXES_OF_PROXIES) for name in names):
         return False
     try:
         return ip_address(request.client.host).is_loopback

@@ -34,7 +34,8 @@ class Route:
     backend_model: str
     """What is sent to the backend as ``model``."""
     context_length: int
-    """Most tokens that prompt and output may have together."""
+    """What tenants are told that prompt and output may have together. Backends refuse what is too long for them; what a
+    longer one takes is reserved and charged all the same."""
     default_output_tokens: int
     max_output_tokens: int
     timeout_s: float

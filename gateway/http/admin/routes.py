@@ -99,7 +99,7 @@ class NewRoute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: Name
     pool: Name
     context_length: Tokens
-    """Most tokens of prompt and output together."""
+    """What tenants are told of prompt and output together. What is too long, backends refuse by their own."""
     backend_model: Name | None = None
     """Null: as the route."""
     default_output_tokens: Tokens | None = None

@@ -19,7 +19,9 @@ async def test_a_request_shows_in_the_metrics(gateway: Gateway, upstream: Any) -
         assert (await client.post("/v1/chat/completions", json=ASK, headers=mine)).status_code == 200
         assert (await client.post("/v1/chat/completions", json=ASK)).status_code == 401
         answered = await client.get("/metrics")
-        refused = await client.get("/metrics", headers={"x-forwarded-for": "203.0.113.7"})
+        for name in ("X-Forwarded-For", "X-Forwarded-Proto", "Via", "CF-Ray"):
+            refused = await client.get("/metrics", headers={name: "203.0.113.7"})
+            assert refused.status_code == 403
     assert answered.headers["content-type"].startswith("text/plain; version=0.0.4")
     told = answered.text
     assert 'penstock_requests_total{api="chat_completions",route="m",status="ok"} 1.0' in told
