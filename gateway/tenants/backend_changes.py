@@ -134,8 +134,11 @@ class BackendChanges:
             was, now = _audited(before), _audited(after)
             differing = [field for field, value in now.items() if value != was[field]]
             told = {field: now[field] for field in differing}
-            told |= dict.fromkeys((field for field in ("api_key", "headers") if field in secret), "changed")
             was = {field: was[field] for field in differing}
+            for field in ("api_key", "headers"):
+                if field in secret:
+                    was[field] = None if row._mapping[field] is None else "set"
+                    told[field] = None if secret[field] is None else "changed"
             await audit(connection, actor, "update", "backend", name, before=was, after=told)
         await self._tell()
         return after

@@ -181,6 +181,8 @@ def read_fleet_file(text: str) -> FleetFile:
         fleet = msgspec.convert(values, FleetFile)
     except msgspec.ValidationError as fault:
         message, _, place = str(fault).partition(" - at `$")
+        if message.endswith("`api_key`"):
+            message += "; secrets are not in the file: let api_key_env name an environment variable"
         raise ConfigurationError(f"{_named(values, place.rstrip('`').lstrip('.'))}: {message}") from fault
     _check_once("pool", fleet.pools or ())
     _check_once("backend", (backend.name for backend in fleet.backends or ()))

@@ -229,7 +229,10 @@ WRONG = [
     ("pools = [", ["not TOML"]),
     ("fools = []", ["the file", "fools"]),
     (HOSTED.replace('brand = "vllm"', 'brand = "vlm"'), ["backend 'local'", "brand"]),
-    (HOSTED.replace('brand = "vllm"', 'brand = "vllm"\napi_key = "k"'), ["backends[1] ('local')", "api_key"]),
+    (
+        HOSTED.replace('brand = "vllm"', 'brand = "vllm"\napi_key = "k"'),
+        ["backends[1] ('local')", "let api_key_env name"],
+    ),
     (HOSTED.replace("http://10.0.0.1:8000", "http://u:p@10.0.0.1"), ["backend 'local'", "base_url", "user"]),
     (HOSTED.replace('"openai-beta"', '"host"').replace("openai-beta", "host"), ["backend 'openai'", "host"]),
     (HOSTED.replace('name = "local"', 'name = "openai"'), ["backend 'openai'", "2 times"]),

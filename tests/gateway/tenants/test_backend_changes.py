@@ -72,6 +72,7 @@ async def test_nothing_that_is_kept_shows_a_secret(changes: BackendChanges, engi
     told = await fetch(engine, "SELECT action, before, after FROM audit_log WHERE kind = 'backend' ORDER BY id")
     assert told[0]["after"]["has_api_key"] is True
     assert told[1]["after"] == {"version": 2, "api_key": "changed", "headers": "changed"}
+    assert told[1]["before"] == {"version": 1, "api_key": "set", "headers": "set"}
     assert told[2]["after"]["has_api_key"] is False
     assert told[2]["before"]["header_names"] == ["x-org"]
 
