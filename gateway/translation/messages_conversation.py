@@ -16,13 +16,12 @@ import msgspec
 
 from gateway.ask import Body
 from gateway.translation.chat_fields import ITEMS, NULL, TEXT, is_null, read
+from gateway.translation.content_blocks import WRAPPED
 from gateway.translation.messages_media import document, image
 from worker.protocol.errors import bad_request
 
 MAX_ITEMS = 20_000
 """Messages, parts and calls of a request, all together: each is read one by one, while others wait."""
-INVALID_JSON = "INVALID_JSON"
-"""The name under which Anthropic has what a model wrote instead of an input."""
 Block = dict[str, Any]
 
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,128}")
@@ -246,7 +245,7 @@ def _input(arguments: str) -> Any:
     try:
         _INPUT.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
-        return {INVALID_JSON: arguments}
+        return {WRAPPED: arguments}
     return msgspec.Raw(arguments.encode())
 
 

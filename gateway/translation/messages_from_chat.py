@@ -18,6 +18,7 @@ from gateway.ask import Untranslatable
 from gateway.billing.normalise import openai_usage
 from gateway.billing.usage import TokenUsage
 from gateway.ids import uuid7
+from gateway.translation.completion import Call, Completion, Said, read_completion
 from gateway.translation.content_blocks import WRAPPED
 from gateway.translation.message_blocks import Blocks
 
@@ -26,45 +27,6 @@ _CALLED = frozenset(("stop", "tool_calls", "function_call"))
 """How an answer that calls tools ends; a call that was forced ends by ``stop``."""
 
 
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: Any = None
-
-
-class _Call(msgspec.Struct):
-    index: int | None = None
-    id: str | None = None
-    function: _Function | None = None
-
-
-class _Said(msgspec.Struct):
-    """A message, or a piece of one."""
-
-    content: Any = None
-    refusal: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[_Call] | None = None
-
-
-class _Choice(msgspec.Struct):
-    index: int | None = None
-    delta: _Said | None = None
-    message: _Said | None = None
-    finish_reason: str | None = None
-    stop_reason: Any = None
-    """The stop string that ended the text, as vLLM and our worker tell it."""
-
-
-class _Answer(msgspec.Struct):
-    """A chat completion, or a chunk of one."""
-
-    id: Any = None
-    choices: list[_Choice] | None = None
-    usage: Any = None
-
-
-_decoder = msgspec.json.Decoder(_Answer)
 _encode = msgspec.json.encode
 
 
@@ -83,7 +45,7 @@ class MessagesFromChat:
         self._stop: Any = None
 
     def event(self, data: bytes) -> list[bytes]:
-        chunk = _decoded(data)
+        chunk = read_completion(data)
         if chunk.usage is not None:
             self._usage = openai_usage(chunk.usage, self._usage)
         if not chunk.choices:
@@ -116,18 +78,18 @@ class MessagesFromChat:
         return out
 
     def whole(self, body: bytes) -> bytes:
-        answer = _decoded(body)
+        answer = read_completion(body)
         if not answer.choices or answer.choices[0].message is None:
             raise Untranslatable("has no choice")
         choice = answer.choices[0]
-        said = choice.message or _Said()
+        said = choice.message or Said()
         self._name(answer)
         self._usage = openai_usage(answer.usage, self._usage)
         self._finish, self._stop = choice.finish_reason, choice.stop_reason
         content: list[dict[str, Any]] = []
-        if thinking := said.reasoning_content or said.reasoning:
-            content.append({"type": "thinking", "thinking": thinking, "signature": ""})
-        for text in (_text(said.content), said.refusal):
+        if said.thought:
+            content.append({"type": "thinking", "thinking": said.thought, "signature": ""})
+        for text in (said.text, said.refusal):
             if text:
                 content.append({"type": "text", "text": text})
         self._refused = bool(said.refusal)
@@ -136,21 +98,20 @@ class MessagesFromChat:
         reason, sequence = self._ending(called=bool(calls))
         return _encode(self._message(content, reason, sequence))
 
-    def _name(self, answer: _Answer) -> None:
+    def _name(self, answer: Completion) -> None:
         self._id = answer.id if isinstance(answer.id, str) and answer.id else f"msg_{uuid7().hex}"
 
-    def _say(self, said: _Said, out: list[bytes]) -> None:
-        if thinking := said.reasoning_content or said.reasoning:
-            self._blocks.say("thinking", thinking, out)
-        content = said.content
-        if content and (text := content if isinstance(content, str) else _text(content)):
+    def _say(self, said: Said, out: list[bytes]) -> None:
+        if thought := said.thought:
+            self._blocks.say("thinking", thought, out)
+        if text := said.text:
             self._blocks.say("text", text, out)
         if said.refusal:
             self._refused = True
             self._blocks.say("refusal", said.refusal, out)
         for call in said.tool_calls or ():
-            function = call.function or _Function()
-            self._blocks.call(call.index or 0, call.id, function.name, _arguments(function.arguments), out)
+            function = call.called
+            self._blocks.call(call.index or 0, call.id, function.name, function.arguments_text(), out)
 
     def _ending(self, *, called: bool) -> tuple[str, str | None]:
         """Stop reason and stop sequence. A reason that is not known is passed on as it is."""
@@ -181,37 +142,11 @@ class MessagesFromChat:
         return message | {"stop_details": _refusal()} if reason == "refusal" else message
 
 
-def _decoded(data: bytes) -> _Answer:
-    try:
-        return _decoder.decode(data)
-    except RecursionError:
-        raise Untranslatable("is nested too deeply") from None
-    except msgspec.DecodeError as fault:
-        raise Untranslatable(f"is not as a chat completion's is: {fault}") from None
-
-
-def _text(content: Any) -> str:
-    """Of a content that is text, or a list of parts."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else ()
-    texts = (part.get("text") for part in parts if isinstance(part, dict))
-    return "".join(text for text in texts if isinstance(text, str))
-
-
-def _arguments(arguments: Any) -> str:
-    """Servers that do not keep to the API give an object instead of its text."""
-    if isinstance(arguments, str):
-        return arguments
-    return "" if arguments is None else _encode(arguments).decode()
-
-
-def _tool_use(call: _Call, id: str) -> dict[str, Any]:
-    function = call.function or _Function()
+def _tool_use(call: Call, id: str) -> dict[str, Any]:
+    function = call.called
     if not function.name:
         raise Untranslatable("calls a tool without a name")
-    text = _arguments(function.arguments)
-    return {"type": "tool_use", "id": id, "name": function.name, "input": _input(text)}
+    return {"type": "tool_use", "id": id, "name": function.name, "input": _input(function.arguments_text())}
 
 
 def _input(text: str) -> Any:

@@ -12,6 +12,9 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from gateway.ask import Body, Untranslatable
+from gateway.billing.normalise import openai_usage
+from gateway.billing.usage import TokenUsage
+from gateway.translation.completion import Call, Choice, read_completion
 from gateway.translation.responses_fields import NULL
 from gateway.translation.responses_output import FunctionCall, Message, Reasoning
 
@@ -24,54 +27,6 @@ _UNFINISHED: Final = {"length": "max_output_tokens"}
 """What the Responses API calls them, if not the same."""
 
 
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: Any = None
-
-
-class _Call(msgspec.Struct):
-    index: int | None = None
-    id: str | None = None
-    function: _Function | None = None
-
-
-class _TextPart(msgspec.Struct):
-    type: str = ""
-    text: str | None = None
-
-
-class _Said(msgspec.Struct):
-    """A message, or what a chunk adds to it."""
-
-    content: str | list[_TextPart] | None = None
-    refusal: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[_Call] | None = None
-    function_call: _Function | None = None
-
-
-class _Logprobs(msgspec.Struct):
-    content: list[msgspec.Raw] | None = None
-
-
-class _Choice(msgspec.Struct):
-    index: int | None = None
-    delta: _Said | None = None
-    message: _Said | None = None
-    logprobs: _Logprobs | None = None
-    finish_reason: str | None = None
-
-
-class _Completion(msgspec.Struct):
-    """A chat completion, or a chunk of one."""
-
-    choices: list[_Choice] | None = None
-    usage: Any = None
-    service_tier: msgspec.Raw = NULL
-
-
-_decoder = msgspec.json.Decoder(_Completion)
 _Text = TypeVar("_Text", Message, Reasoning)
 
 
@@ -110,7 +65,7 @@ class ResponsesAnswer:
         self._items: list[Message | Reasoning | FunctionCall] = []
         self._calls: dict[int, FunctionCall] = {}
         self._finish: str | None = None
-        self._usage: dict[str, Any] | None = None
+        self._usage: TokenUsage | None = None
         self._tier = NULL
 
     def event(self, data: bytes) -> list[bytes]:
@@ -127,12 +82,9 @@ class ResponsesAnswer:
         return msgspec.json.encode(self._response(self._status()))
 
     def _take(self, data: bytes) -> None:
-        try:
-            chunk = _decoder.decode(data)
-        except (msgspec.DecodeError, RecursionError) as fault:
-            raise Untranslatable(f"is not a chat completion ({fault})") from fault
+        chunk = read_completion(data)
         if isinstance(chunk.usage, dict):
-            self._usage = _usage(chunk.usage)
+            self._usage = openai_usage(chunk.usage, self._usage or TokenUsage())
         if chunk.service_tier != NULL:
             self._tier = chunk.service_tier
         for choice in chunk.choices or ():
@@ -147,23 +99,21 @@ class ResponsesAnswer:
             for kind in ("response.created", "response.in_progress"):
                 self._emit(kind, {"response": self._response("in_progress")})
 
-    def _grow(self, choice: _Choice) -> None:
+    def _grow(self, choice: Choice) -> None:
         said = choice.delta or choice.message
         if said is None:
             return
-        if thought := said.reasoning_content or said.reasoning:
+        if thought := said.thought:
             self._open(Reasoning).think(thought)
-        content, logprobs = said.content, (choice.logprobs.content if choice.logprobs else None) or []
-        if isinstance(content, list):
-            content = "".join(part.text or "" for part in content)
-        if content or (logprobs and not said.refusal):
-            self._open(Message).say(content or "", logprobs)
+        text, logprobs = said.text, (choice.logprobs.content if choice.logprobs else None) or []
+        if text or (logprobs and not said.refusal):
+            self._open(Message).say(text, logprobs)
         if said.refusal:
             self._open(Message).refuse(said.refusal)
         for call in said.tool_calls or ():
             self._call(call)
         if said.function_call is not None:
-            self._call(_Call(index=0, function=said.function_call))
+            self._call(Call(index=0, function=said.function_call))
 
     def _open(self, kind: type[_Text]) -> _Text:
         """The item that grows, if it is of that kind; else a new one. Calls stay open beside it."""
@@ -179,24 +129,23 @@ class ResponsesAnswer:
         if self._items and not isinstance(self._items[-1], FunctionCall):
             self._items[-1].end("completed")
 
-    def _call(self, call: _Call) -> None:
-        """Pieces of several calls may come in turn, so that each stays open until the end."""
-        index = call.index
-        if index is None:  # as servers leave it out: a new call bears an id, what goes on does not
-            index = len(self._calls) if call.id or not self._calls else len(self._calls) - 1
-        function = call.function or _Function()
+    def _call(self, call: Call) -> None:
+        """Pieces of several calls may come in turn, so that each stays open until the end. Some servers leave the index
+        out, or give every call the same; a new call bears an id of its own."""
+        index, function = call.index, call.called
+        if index is None:
+            latest = max(self._calls, default=-1)
+            goes_on = latest in self._calls and (not call.id or call.id == self._calls[latest].call_id)
+            index = latest if goes_on else latest + 1
         item = self._calls.get(index)
-        if item is None:
+        if item is None or (call.id and function.name and call.id != item.call_id):
             if not function.name:
                 raise Untranslatable("calls a function without a name")
             self._close_text()
             item = FunctionCall(self._frame.hex_id, len(self._items), self._emit, call.id, function.name)
             self._items.append(item)
             self._calls[index] = item
-        arguments = function.arguments
-        if arguments is not None and not isinstance(arguments, str):
-            arguments = msgspec.json.encode(arguments).decode()
-        item.grow(arguments or "")
+        item.grow(function.arguments_text())
 
     def _end(self) -> None:
         if not self._begun:
@@ -229,7 +178,7 @@ class ResponsesAnswer:
             **frame.echo,
             "model": frame.model,
             "output": [item.value() for item in self._items] if done else [],
-            "usage": self._usage if done else None,
+            "usage": _usage(self._usage) if done and self._usage is not None else None,
         }
         if self._tier != NULL:
             response["service_tier"] = self._tier
@@ -268,26 +217,14 @@ _DEFAULTS: Final[dict[str, Any]] = {
 """What a response says of fields that the request leaves out."""
 
 
-def _usage(told: dict[str, Any]) -> dict[str, Any]:
-    inputs, outputs = _count(told, "prompt_tokens"), _count(told, "completion_tokens")
-    read, made = _details(told, "prompt_tokens_details"), _details(told, "completion_tokens_details")
+def _usage(usage: TokenUsage) -> dict[str, Any]:
     return {
-        "input_tokens": inputs,
+        "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {
-            "cached_tokens": _count(read, "cached_tokens"),
-            "cache_write_tokens": _count(read, "cache_write_tokens"),
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
         },
-        "output_tokens": outputs,
-        "output_tokens_details": {"reasoning_tokens": _count(made, "reasoning_tokens")},
-        "total_tokens": _count(told, "total_tokens") or inputs + outputs,
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-
-
-def _details(told: dict[str, Any], field: str) -> dict[str, Any]:
-    found = told.get(field)
-    return found if isinstance(found, dict) else {}
-
-
-def _count(told: dict[str, Any], field: str) -> int:
-    found = told.get(field)
-    return found if type(found) is int and found >= 0 else 0

@@ -149,7 +149,7 @@ class FunctionCall(_Item):
 
     def __init__(self, hex_id: str, index: int, emit: Emit, call_id: str | None, name: str) -> None:
         super().__init__(hex_id, index, emit)
-        self._call_id = call_id or f"call_{hex_id}{index:04x}"
+        self.call_id = call_id or f"call_{hex_id}{index:04x}"
         self._name = name
         self._pieces: list[str] = []
         self._begin()
@@ -171,7 +171,7 @@ class FunctionCall(_Item):
             "id": self.id,
             "type": "function_call",
             "status": self.status,
-            "call_id": self._call_id,
+            "call_id": self.call_id,
             "name": self._name,
             "arguments": "".join(self._pieces),
         }

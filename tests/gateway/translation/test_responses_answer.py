@@ -284,3 +284,19 @@ def test_any_chunk_is_events_or_untranslatable(wild: Any) -> None:
             translator.event(json.dumps(data).encode())
         except Untranslatable as fault:
             assert str(fault)
+
+
+def test_calls_that_share_an_index_are_told_apart_by_their_ids() -> None:
+    def call(id: str | None, name: str | None, arguments: str) -> bytes:
+        return chunk({"tool_calls": [{"index": 0, "id": id, "function": {"name": name, "arguments": arguments}}]})
+
+    pieces = [call("a", "f", '{"x":'), call(None, None, "1}"), call("b", "f", "{}"), call("b", "f", "")]
+    output = streamed(*pieces, chunk({}, "tool_calls"))[-1]["response"]["output"]
+    assert [(item["call_id"], item["arguments"]) for item in output] == [("a", '{"x":1}'), ("b", "{}")]
+    by_id = [chunk({"tool_calls": [{"id": "a", "function": {"name": "f", "arguments": each}}]}) for each in ("{", "}")]
+    assert streamed(*by_id, chunk({}, "tool_calls"))[-1]["response"]["output"][0]["arguments"] == "{}"
+    first, second = ({"id": id, "function": {"name": "f"}} for id in "ab")
+    mixed = chunk({"tool_calls": [first | {"index": 3}, second]})
+    assert len(streamed(mixed, chunk({}, "tool_calls"))[-1]["response"]["output"]) == 2
+    nothing = streamed(chunk({"content": "a", "tool_calls": [{"function": {"name": "f"}}]}), chunk({}, "stop"))
+    assert nothing[-1]["response"]["output"][1]["name"] == "f"
