@@ -50,7 +50,7 @@ class Relay:
         """``checkpoint(usage, backend)`` is told running totals as they become known; it must be quick. ``observer``
         is told of each attempt.
         """
-        self.balancer.began()
+        self.balancer.began(order.model)
         return Exchange(self, order, total_s, checkpoint, observer)
 
 
@@ -226,7 +226,7 @@ class Exchange:
             self._tried.remove(attempt.endpoint.id)
             return
         self._next = await self._find()
-        if self._next is None or not self._relay.balancer.may_retry():
+        if self._next is None or not self._relay.balancer.may_retry(self._order.model):
             raise fault
 
     def _out_of_time(self) -> BackendFault:

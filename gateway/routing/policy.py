@@ -18,7 +18,7 @@ import structlog
 
 from gateway.apis import Api
 from gateway.clock import Clock
-from gateway.routing.retry_budget import RetryBudget
+from gateway.routing.retry_budget import RetryBudgets
 from gateway.routing.route import Endpoint, Target
 from gateway.routing.standing import BARRED, OPEN, Health, InUse, Standing
 
@@ -53,7 +53,7 @@ class Balancer:
         self._overruled: frozenset[str] = frozenset()
         self._echo = 0.0
         """For each request that this replica has begun, so many may others have begun."""
-        self._budget = RetryBudget(clock)
+        self._budgets = RetryBudgets(clock)
 
     def context_length(self, targets: Sequence[Target], api: Api) -> int | None:
         """The longest of the endpoints that serve ``api``; None if none is alive."""
@@ -119,13 +119,13 @@ class Balancer:
             default=None,
         )
 
-    def began(self) -> None:
-        """A request is about to be sent for the first time."""
-        self._budget.deposit()
+    def began(self, route: str) -> None:
+        """A request for ``route`` is about to be sent for the first time."""
+        self._budgets.of(route).deposit()
 
-    def may_retry(self) -> bool:
-        """Whether the budget has another attempt; it is taken from it."""
-        return self._budget.withdraw()
+    def may_retry(self, route: str) -> bool:
+        """Whether the route's budget has another attempt; it is taken from it."""
+        return self._budgets.of(route).withdraw()
 
     def using(self, endpoint: Endpoint) -> InUse:
         """A context manager that counts one request in flight at ``endpoint``."""

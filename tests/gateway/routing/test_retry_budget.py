@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gateway.routing.retry_budget import MEMORY_S, RATIO, RESERVE, RESERVE_PER_S, RetryBudget
+from gateway.routing.retry_budget import MEMORY_S, RATIO, RESERVE, RESERVE_PER_S, TIDY_ABOVE, RetryBudget, RetryBudgets
 from tests.gateway.routing.support import HandClock
 
 
@@ -48,3 +48,15 @@ def test_a_busy_gateway_saves_for_the_death_of_a_backend_but_not_for_ever() -> N
         budget.deposit()
     clock.time += 10 * MEMORY_S
     assert retries(budget) == RESERVE
+
+
+def test_a_route_that_fails_leaves_others_their_retries_and_is_forgotten_in_time() -> None:
+    clock = HandClock()
+    budgets = RetryBudgets(clock)
+    assert retries(budgets.of("all-down")) == RESERVE
+    assert not budgets.of("all-down").withdraw()
+    assert budgets.of("well").withdraw()
+    for number in range(3 * TIDY_ABOVE):
+        budgets.of(f"deleted-{number}")
+        assert len(budgets._budgets) <= TIDY_ABOVE
+    assert not budgets.of("all-down").withdraw()
