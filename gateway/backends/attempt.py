@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
 
 from gateway.backends import faults
 from gateway.backends.backend import Backend, Order, Outgoing, Reader, Reading
@@ -21,10 +20,10 @@ ERROR_BODY_S = 5.0
 
 
 class Attempt:
-    """Begins when it is made, and goes on while nobody pulls. Whoever makes it must ``close`` it.
+    """Begins with the first pull, and goes on while nobody pulls. Whoever makes it must ``close`` it.
 
     What reaches the backend runs in a task of the attempt's own, so that a pull may end, its time being over, while
-    the backend has not even sent the head of its answer.
+    the backend has not even sent the head of its answer; unless nobody would pull again.
     """
 
     def __init__(
@@ -46,40 +45,43 @@ class Attempt:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._began = self._heard = self._loop.time()
+        self._reaching: asyncio.Task[None] | None = None
         self._reply: Reply | None = None
         self._reader: Reader | None = None
         self._at_once = 0
         """Bytes read since the event loop was last given way to."""
         self._left_over: BackendFault | None = None
-        self._held = ExitStack()
-        self._reaching = self._loop.create_task(self._reach())
 
     def age_s(self) -> float:
         return self._loop.time() - self._began
 
-    async def pull(self, until: float) -> Reading | None:
+    async def pull(self, until: float, *, last: bool = False) -> Reading | None:
         """What one read came to, perhaps nothing; None when ``until`` (loop time) passed. Raises BackendFault.
 
-        It works on one piece at most, and gives way to others after each.
+        ``last``: when it has passed, there is no other pull. It works on one piece at most, and gives way to others
+        after each.
         """
         if self._left_over is not None:
             raise self._left_over
-        if self._reply is None or self._reader is None:
-            if not await self._reached(until):
+        if self._reader is None:
+            if not await (self._reached_at_last(until) if last else self._reached(until)):
                 return None
-            assert self._reply is not None
             assert self._reader is not None
+        assert self._reply is not None
         if self._at_once >= PIECE:
             self._at_once = 0
             await asyncio.sleep(0)
         silent_at = self._silent_at()
-        try:
-            async with asyncio.timeout_at(min(until, silent_at)):
-                chunk = await self._reply.read_some()
-        except TimeoutError:
-            if silent_at <= until:
-                raise self._silent() from None
-            return None
+        if self._reply.came:
+            chunk = await self._reply.read_some()
+        else:
+            try:
+                async with asyncio.timeout_at(min(until, silent_at)):
+                    chunk = await self._reply.read_some()
+            except TimeoutError:
+                if silent_at <= until:
+                    raise self._silent() from None
+                return None
         self._heard = self._loop.time()
         self._at_once += len(chunk)
         reading = self._reader.feed(chunk) if chunk else self._reader.end()
@@ -100,13 +102,31 @@ class Attempt:
     async def close(self) -> None:
         """Drop the connection unless the whole answer was read: the backend sees the close at once."""
         try:
-            self._reaching.cancel()
-            await _ended(self._reaching)
+            if self._reaching is not None:
+                self._reaching.cancel()
+                await _ended(self._reaching)
         finally:
-            self._held.close()
+            if self._reply is not None:
+                self._reply.close()
+
+    async def _reached_at_last(self, until: float) -> bool:
+        """As ``_reached``, where it is given up when ``until`` has passed."""
+        if self._reaching is not None:
+            return await self._reached(until)
+        silent_at = self._silent_at()
+        try:
+            async with asyncio.timeout_at(min(until, silent_at)):
+                await self._reach()
+        except TimeoutError:
+            if silent_at <= until:
+                raise self._silent() from None
+            return False
+        return True
 
     async def _reached(self, until: float) -> bool:
         """Whether the backend began to answer. Raises BackendFault."""
+        if self._reaching is None:
+            self._reaching = self._loop.create_task(self._reach())
         silent_at = self._silent_at()
         wait_s = min(until, silent_at) - self._loop.time()
         await asyncio.wait((self._reaching,), timeout=max(0.0, wait_s))
@@ -120,14 +140,12 @@ class Attempt:
     async def _reach(self) -> None:
         """Send the request and wait for the head of an answer. Raises BackendFault."""
         outgoing = self._outgoing
-        reply = await self._transport.post(
+        reply = self._reply = await self._transport.post(
             outgoing.url, headers=outgoing.headers, body=outgoing.body, connect_s=self._limits.connect_s
         )
-        self._held.callback(reply.close)
         if reply.status != 200:
             raise await self._refusal(reply)
         self._reader = self._backend.reader(self._order, self.endpoint, reply.media_type)
-        self._reply = reply
 
     async def _refusal(self, reply: Reply) -> BackendFault:
         if reply.status < 400:

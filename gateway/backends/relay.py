@@ -125,16 +125,18 @@ class Exchange:
             if now >= wait_until:
                 return []
             attempt = self._attempt or await self._begin()
+            last = wait_until >= self._deadline
             try:
-                reading = await attempt.pull(wait_until)
-                if reading is None:
-                    if wait_until < self._deadline:
-                        return []
-                    continue
-                self._take(attempt, reading)
+                reading = await attempt.pull(wait_until, last=last)
+                if reading is not None:
+                    self._take(attempt, reading)
             except BackendFault as fault:
                 await self._give_up(attempt, fault)
                 continue
+            if reading is None:
+                if last:
+                    raise self._out_of_time()
+                return []
             if reading.events:
                 if not self.handed_on:
                     self.handed_on = True

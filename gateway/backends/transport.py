@@ -37,6 +37,12 @@ class Reply:
     def header(self, name: str) -> str | None:
         return self._response.headers.get(name)
 
+    @property
+    def came(self) -> bool:
+        """Whether there is something to be read now, so that ``read_some`` need not wait."""
+        content = self._response.content
+        return self._decompressor is None and (content.is_eof() or bool(content._buffer))
+
     async def read_some(self) -> bytes:
         """The next bytes of the body as they come, some ``PIECE`` at most; empty at its end. Cancelling it loses none.
 
@@ -79,6 +85,8 @@ class Reply:
 
     async def finish(self, within_s: float = 0.25) -> None:
         """Wait shortly for the end of a body whose last event came, so that the connection can be used again."""
+        if self._response.content.at_eof():
+            return
         try:
             async with asyncio.timeout(within_s):
                 while await self.read_some():
