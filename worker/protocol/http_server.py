@@ -1,19 +1,49 @@
-"""HTTP/1 as both programs serve it: uvicorn's protocol, mended where it loses a body or misses a hang-up."""
+"""HTTP/1 as both programs serve it: uvicorn's protocol, mended where it loses a body, misses a hang-up, or waits and
+grows for a client without end."""
 
 from __future__ import annotations
 
 import asyncio
 import select
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, cast
 
 import httptools
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 _HANGUP_CHECK_S: Final = 0.25
 """How often a connection with requests waiting is looked at: reading may be paused there, so no end would be seen."""
+HEAD_LIMIT: Final = 64 * 1024
+"""Bytes of a request's head, or of what stands behind a chunked body; what came with one read may be more."""
+HEAD_WITHIN_S: Final = 60.0
+"""For a connection's first request, or one of which a part came, to have a whole head."""
+FLUSH_CHECK_S: Final = 30.0
+"""How often an answer is looked at that its client does not read: one that took none of it meanwhile is left."""
+HANGUP: Final = "penstock.hangup"
+"""Extension of the scope: its ``Hangup``."""
+
+
+class Hangup:
+    """The end of a request's connection before its answer was sent whole. For who works on the answer meanwhile, and
+    would else need a task that waits in ``receive``."""
+
+    __slots__ = ("_callback", "happened")
+
+    def __init__(self) -> None:
+        self.happened = False
+        self._callback: Callable[[], None] | None = None
+
+    def notify(self, callback: Callable[[], None] | None) -> None:
+        """Call ``callback``, in place of an earlier one, when it happens; None: nobody wants to know any more."""
+        self._callback = callback
+
+    def happen(self) -> None:
+        self.happened = True
+        if self._callback is not None:
+            self._callback()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -23,7 +53,10 @@ class HttpProtocol(HttpToolsProtocol):
       whole body, unless ``accepts_upgrade`` takes it.
     - A hang-up reaches the request that runs though others wait behind it, within ``_HANGUP_CHECK_S``, unless more was
       sent ahead than the kernel holds: the client's end then comes behind what nobody reads yet.
+    - The request that runs finds in its scope's extensions, as ``HANGUP``, what tells of a hang-up by a callback.
     - An answer of unknown length to an HTTP/1.0 client, which knows no chunks, ends with the connection.
+    - A head that does not end is refused (431, 408). A client that reads nothing of what is left for it is cut off once
+      its request is over.
     """
 
     def __init__(
@@ -35,8 +68,13 @@ class HttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._running: RequestResponseCycle | None = None
+        self._hangup = Hangup()
         self._hangup_check: asyncio.TimerHandle | None = None
         self._upgrading = False
+        self._fruitless = 0
+        """Bytes since the parser came to the end of a head or of a request, or to a piece of a body."""
+        self._head_limit: asyncio.TimerHandle | None = None
+        self._flush_check: asyncio.TimerHandle | None = None
         self.parser = self._new_parser()
 
     def _new_parser(self) -> httptools.HttpRequestParser:
@@ -60,11 +98,63 @@ class HttpProtocol(HttpToolsProtocol):
             and self.accepts_upgrade()
         )
 
-    # Upgrade offers. The parser takes what follows such a head for another protocol and gives up there; it cannot be
-    # told otherwise. So it is given the head again, as it understood it, without the offer.
+    # Heads
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
+        self._fruitless += len(data)
+        self._feed(data)
+        if self._fruitless > HEAD_LIMIT:
+            self._refuse(431, f"The request's head is over {HEAD_LIMIT} bytes.")
+        elif not (self._busy or self._upgrading):
+            self._expect_head()
+
+    @property
+    def _busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _expect_head(self) -> None:
+        if self._head_limit is None:
+            self._head_limit = self.loop.call_later(HEAD_WITHIN_S, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._head_limit = None
+        if self._fruitless:
+            self._refuse(408, "The request's head did not arrive in time.")
+        else:
+            self.transport.close()
+
+    def _head_came(self) -> None:
+        self._fruitless = 0
+        if self._head_limit is not None:
+            self._head_limit.cancel()
+            self._head_limit = None
+
+    def on_body(self, body: bytes) -> None:
+        self._fruitless = 0
+        super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what cannot be read, and close. Not into the answer to a request that still runs."""
+        self._fruitless = 0
+        if not (self._busy or self.transport.is_closing()):
+            self.transport.write(
+                b"%scontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+                % (STATUS_LINE[status], len(message), message.encode())
+            )
+        self.transport.close()
+
+    # Upgrade offers. The parser takes what follows such a head for another protocol and gives up there; it cannot be
+    # told otherwise. So it is given the head again, as it understood it, without the offer.
+
+    def _feed(self, data: bytes) -> None:
         try:
             while data:
                 try:
@@ -97,6 +187,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.parser.feed_data(b"".join(head))
 
     def on_headers_complete(self) -> None:
+        self._head_came()
         if self.parser.should_upgrade():
             self._upgrading = self._should_upgrade()
             if self._upgrading:
@@ -107,6 +198,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._hangup_check = self.loop.call_later(_HANGUP_CHECK_S, self._check_hangup)
 
     def on_message_complete(self) -> None:
+        self._fruitless = 0
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
@@ -114,11 +206,14 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        self._hangup = Hangup()
+        cycle.scope["extensions"] = cast(Any, {HANGUP: self._hangup})
         super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._hangup_check is not None:
-            self._hangup_check.cancel()
+        for timer in (self._hangup_check, self._head_limit, self._flush_check):
+            if timer is not None:
+                timer.cancel()
         self._disconnect()
         super().connection_lost(exc)
 
@@ -128,6 +223,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+            self._hangup.happen()
 
     def _check_hangup(self) -> None:
         self._hangup_check = None
@@ -138,6 +234,33 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
         else:
             self._hangup_check = self.loop.call_later(_HANGUP_CHECK_S, self._check_hangup)
+
+    # Clients that do not read
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_flush()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._watch_flush()
+
+    def _watch_flush(self) -> None:
+        if self._flush_check is None:
+            self._flush_check = self.loop.call_later(FLUSH_CHECK_S, self._check_flush, None, 0)
+
+    def _check_flush(self, cycle: RequestResponseCycle | None, left_before: int) -> None:
+        """``cycle``: the last request at the last look, if it was over."""
+        self._flush_check = None
+        left = self.transport.get_write_buffer_size()
+        if not left:
+            return
+        over = self.transport.is_closing() or not self._busy
+        if over and cycle is self.cycle and left >= left_before:
+            self.transport.abort()
+            return
+        now = self.cycle if over else None
+        self._flush_check = self.loop.call_later(FLUSH_CHECK_S, self._check_flush, now, left)
 
 
 def _peer_closed(transport: asyncio.Transport) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import queue
 import socket
@@ -43,6 +44,9 @@ class Served:
             while (await receive())["type"] != "http.disconnect":
                 pass
             self.hung_up.set()
+        elif scope["path"] == "/large":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"32000000")]})
+            await send({"type": "http.response.body", "body": b"x" * 32_000_000})
         elif scope["path"] == "/stream":
             await send({"type": "http.response.start", "status": 200, "headers": []})
             for piece in (b"one ", b"two ", b"three"):
@@ -206,3 +210,86 @@ def test_an_answer_of_known_length_to_an_http_1_0_client_tells_it(served: Served
         head, _, body = read_all(connection).partition(b"\r\n\r\n")
     assert json.loads(body) == ["POST", "/whole", "b"]
     assert f"content-length: {len(body)}".encode() in head.lower()
+
+
+GET = b"GET /a HTTP/1.1\r\nHost: a\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begun", "more"),
+    [
+        (b"GET /", b"x" * 10_000),
+        (GET + b"X: ", b"y" * 10_000),
+        (GET, b"X: y\r\n" * 2000),
+        (b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nX: ", b"y" * 10_000),
+        (b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n", b"X: y\r\n" * 2000),
+        (b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2;", b"y" * 10_000),
+    ],
+    ids=["target", "header", "headers", "trailer", "trailers", "chunk's extension"],
+)
+def test_a_head_that_does_not_end_is_refused(served: Served, begun: bytes, more: bytes) -> None:
+    with served.connect() as connection:
+        connection.sendall(begun)
+        sent, answered = 0, b""
+        try:
+            while sent < 4_000_000:
+                connection.sendall(more)
+                sent += len(more)
+                time.sleep(0.001)
+        except ConnectionError:
+            pass
+        with contextlib.suppress(ConnectionError):
+            answered = read_all(connection)
+    assert sent < 4_000_000
+    assert answered.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 400 ")) or not answered
+    assert served.requests() == []
+
+
+def test_a_long_body_in_small_pieces_is_no_head(served: Served) -> None:
+    body = b"b" * 300_000
+    chunks = b"".join(b"3e8\r\n" + body[:1000] + b"\r\n" for _ in range(300)) + b"0\r\n\r\n"
+    served.ask(b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", chunks)
+    assert served.requests() == [("POST", "/a", body), LAST]
+
+
+@pytest.mark.parametrize(("used", "sent"), [(False, b""), (False, GET), (True, b"G")])
+def test_a_head_that_does_not_come_is_not_waited_for(
+    served: Served, monkeypatch: pytest.MonkeyPatch, used: bool, sent: bytes
+) -> None:
+    monkeypatch.setattr("worker.protocol.http_server.HEAD_WITHIN_S", 0.1)
+    with served.connect() as connection:
+        if used:
+            connection.sendall(b"".join(post("/a", b"")))
+            answered = b""
+            while not answered.endswith(b"]"):
+                answered += connection.recv(65536)
+        connection.sendall(sent)
+        answered = read_all(connection)
+    assert answered.startswith(b"HTTP/1.1 408 ") if sent else not answered
+
+
+def test_a_request_that_runs_is_not_hurried_by_the_limit_for_heads(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.protocol.http_server.HEAD_WITHIN_S", 0.05)
+    with served.connect() as connection:
+        connection.sendall(b"".join(post("/wait", b"1")))
+        connection.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+    assert served.hung_up.wait(LIMIT_S)
+
+
+def test_an_answer_that_nobody_reads_is_not_kept(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.protocol.http_server.FLUSH_CHECK_S", 0.1)
+    with served.connect() as stuck, served.connect() as slow:
+        for connection in (stuck, slow):
+            connection.sendall(b"".join(post("/large", b"")))
+        found = 0
+        while found < 32_000_000 and (piece := slow.recv(500_000)):
+            found += len(piece)
+            time.sleep(0.005)
+        assert found >= 32_000_000
+        time.sleep(0.1)
+        with contextlib.suppress(ConnectionResetError):
+            assert len(read_all(stuck)) < 32_000_000
