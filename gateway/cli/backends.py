@@ -123,18 +123,19 @@ def set_(
     }
     given |= _api_key(api_key, api_key_env) | _headers(headers, headers_env)
 
-    async def work(session: Session) -> tuple[BackendRecord, bool]:
-        changes = session.backends
-        try:
-            change = BackendChange(**given)
-            return await changes.update_backend(session.actor, name, change, if_version=if_version), False
-        except UnknownBackend:
-            if missing := [f"--{option.replace('_', '-')}" for option in _NEEDED if option not in given]:
-                raise click.UsageError(f"there is no backend {name!r} yet: give {', '.join(missing)}") from None
-        return await changes.create_backend(session.actor, BackendSpec(name=name, **given)), True
+    async def work(session: Session) -> tuple[BackendRecord, bool, list[str]]:
+        record, new = await _set(session, name, given, if_version)
+        sealed = given.get("api_key") or given.get("headers")
+        return record, new, await session.backends.unreadable() if sealed else []
 
-    record, new = run(work)
+    record, new, unreadable = run(work)
     _show([record])
+    if others := [each for each in unreadable if each != name]:
+        click.echo(
+            f"Beware: with this PENSTOCK_SECRET_KEY the secrets of {', '.join(others[:5])} cannot be read. If the "
+            f"gateways have another one, they cannot use {name} either: set theirs, then the secrets again.",
+            err=True,
+        )
     if new:
         click.echo(f"Try it: penstock backends test {name}", err=True)
 
@@ -211,6 +212,19 @@ def test(name: str, model: str | None, embeddings: bool) -> None:
 
     if not run(work):
         sys.exit(1)
+
+
+async def _set(
+    session: Session, name: str, given: dict[str, Any], if_version: int | None
+) -> tuple[BackendRecord, bool]:
+    """The backend, and whether it is new."""
+    changes = session.backends
+    try:
+        return await changes.update_backend(session.actor, name, BackendChange(**given), if_version=if_version), False
+    except UnknownBackend:
+        if missing := [f"--{option.replace('_', '-')}" for option in _NEEDED if option not in given]:
+            raise click.UsageError(f"there is no backend {name!r} yet: give {', '.join(missing)}") from None
+    return await changes.create_backend(session.actor, BackendSpec(name=name, **given)), True
 
 
 async def _every(session: Session, pool: str | None) -> list[BackendRecord]:

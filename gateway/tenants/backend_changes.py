@@ -88,6 +88,13 @@ class BackendChanges:
         except Unusable as fault:
             raise StateConflict(f"the backend {name!r} cannot be used: {fault}") from fault
 
+    async def unreadable(self) -> list[str]:
+        """Names of those whose secrets this secret key does not unseal. Raises ConfigurationError without one."""
+        query = select(backends).where(backends.c.brand.in_(self._brands)).order_by(backends.c.name)
+        async with transaction(self._engine) as connection:
+            rows = list(await connection.execute(query))
+        return [row.name for row in rows if not self._unseals(row)]
+
     async def create_backend(self, actor: Actor, spec: BackendSpec) -> BackendRecord:
         """Raises BackendExists, UnknownPool."""
         actor.check_may_change()
@@ -203,6 +210,13 @@ class BackendChanges:
             "headers": seal_headers(self._key(), *place, spec.headers) if spec.headers else None,
             "header_names": list(spec.headers),
         }
+
+    def _unseals(self, row: Row[Any]) -> bool:
+        try:
+            endpoint_of(row, self._key(), self._brands)
+        except Unusable:
+            return False
+        return True
 
     def _same_api_key(self, row: Row[Any], given: object) -> bool:
         if given is UNSET:

@@ -135,6 +135,18 @@ def test_a_key_is_read_from_prompt_input_or_environment_and_shown_nowhere(
     assert all(KEY.encode() not in sealed and "very-secret" not in audited for sealed, audited in rows)
 
 
+def test_another_secret_key_than_the_gateways_is_noticed(pool: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVIDER_KEY", KEY)
+    with_key = (*NEW, "http://127.0.0.1:1", "--api-key-env", "PROVIDER_KEY")
+    assert "Beware" not in pool(*with_key).stderr
+    monkeypatch.setenv("PENSTOCK_SECRET_KEY", "another-key-of-thirty-two-letters-or-more")
+    assert "the secrets of b cannot be read" in pool(*with_key[:2], "c", *with_key[3:]).stderr
+    assert "Beware" not in pool("backends", "set", "d", *NEW[3:], "http://127.0.0.1:1").stderr
+    refused(pool("backends", "test", "b"), "sealed by another PENSTOCK_SECRET_KEY")
+    monkeypatch.delenv("PENSTOCK_SECRET_KEY")
+    ok(pool("backends", "set", "b", "--weight", "2"))
+
+
 def test_a_backend_is_tried_step_by_step(pool: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVIDER_KEY", KEY)
     with serving() as url:
