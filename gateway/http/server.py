@@ -9,6 +9,7 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.frames import Frame
 from websockets.http11 import Request
 
 from gateway.http.websocket import PATH, STOP
@@ -51,6 +52,30 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.conn.debug = False
         self._stop = asyncio.Event()
         self._abort: asyncio.TimerHandle | None = None
+        self._rest = bytearray()
+        """Of a message that comes in fragments, all but the first: there may be millions, with nothing in them."""
+        self._pongs = b""
+        """To the last pings, of a client that does not read at the moment; they are owed to no others (RFC 6455,
+        section 5.5.3)."""
+
+    def handle_cont(self, event: Frame) -> None:
+        self._rest += event.data
+        if event.fin:
+            self.frames.append(bytes(self._rest))
+            self._rest.clear()
+            self.send_receive_event_to_app()
+
+    def handle_ping(self) -> None:
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self._pongs = b"".join(self.conn.data_to_send())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._pongs:
+            self.transport.write(self._pongs)
+            self._pongs = b""
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)

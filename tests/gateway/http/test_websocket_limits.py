@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,8 +14,20 @@ from websockets.asyncio.client import connect
 from websockets.frames import Frame, Opcode
 from websockets.typing import Origin
 
+from tests.gateway.backends.relay_support import eventually
 from tests.gateway.http.shared_gateway import Shared, SharedGateway, shared_gateway
-from tests.gateway.http.websocket_client import Paused, address, answer, ask, closing, code_of, opened, paris, refusal
+from tests.gateway.http.websocket_client import (
+    PATH,
+    Paused,
+    address,
+    answer,
+    ask,
+    closing,
+    code_of,
+    opened,
+    paris,
+    refusal,
+)
 from tests.gateway.tenants.support import ACTOR, concurrent
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -95,3 +108,36 @@ async def test_a_message_over_the_limit_or_not_in_utf8_closes_the_connection(gat
     async with opened(gateway) as connection:
         connection.transport.write(Frame(Opcode.TEXT, b"\xff\xfe").serialize(mask=True))
         assert (await closing(connection))[0] == 1007
+
+
+async def test_pings_and_fragments_without_end_are_not_kept(gateway: Any) -> None:
+    """From a client that reads nothing of the pongs; and of messages that never end, however little is in them."""
+    loop = asyncio.get_running_loop()
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.setblocking(False)
+        await loop.sock_connect(raw, ("127.0.0.1", gateway.port))
+        head = f"GET {PATH} HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        head += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        await loop.sock_sendall(raw, f"{head}Authorization: Bearer {gateway.key}\r\n\r\n".encode())
+        assert b"101 Switching" in await loop.sock_recv(raw, 1000)
+        (connection,) = (each for each in gateway.server.server_state.connections if hasattr(each, "frames"))
+        ping = Frame(Opcode.PING, b"x" * 125).serialize(mask=True)
+        most = 0
+        for _ in range(40):
+            await loop.sock_sendall(raw, ping * 1000)
+            await asyncio.sleep(0)
+            most = max(most, connection.transport.get_write_buffer_size())
+        await eventually(lambda: not connection.writable.is_set())
+        assert most < 1_000_000
+        first = Frame(Opcode.TEXT, b"{", fin=False).serialize(mask=True)
+        await loop.sock_sendall(raw, first + Frame(Opcode.CONT, b"", fin=False).serialize(mask=True) * 5000)
+        await eventually(lambda: bool(connection.frames))
+        await asyncio.sleep(0.05)
+        assert len(connection.frames) == 1
+        # The pong to the last ping comes, once there is room for it.
+        last = Frame(Opcode.PING, b"last").serialize(mask=True)
+        await loop.sock_sendall(raw, last)
+        found = b""
+        while b"last" not in found[-1000:]:
+            found = found[-1000:] + await loop.sock_recv(raw, 1_000_000)
