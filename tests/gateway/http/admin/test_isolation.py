@@ -17,13 +17,20 @@ from tests.gateway.tenants.support import ACTOR
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 WRITING = {"POST", "PATCH", "PUT", "DELETE"}
-OPEN = {"/healthz", "/readyz"}
-"""Doors that ask for no key."""
+OPEN = {"/healthz", "/readyz", "/metrics"}
+"""Doors that ask for no key. The last has a rule of its own: ``tests/gateway/http/test_metrics.py``."""
 
 # A tenant's doors: how to ask each for what is another tenant's. {request}, {route}, {key}, {project} are the other's.
 TENANT_DOORS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("GET", "/v1/models"): [],  # names nothing; what it lists is looked at below
     ("GET", "/v1/models/{model:path}"): [{"path": "/v1/models/{route}"}],
+    ("POST", "/v1/completions"): [{"path": "/v1/completions", "json": {"model": "{route}", "prompt": "hi"}}],
+    ("POST", "/v1/embeddings"): [{"path": "/v1/embeddings", "json": {"model": "{route}", "input": "hi"}}],
+    ("POST", "/v1/responses"): [{"path": "/v1/responses", "json": {"model": "{route}", "input": "hi"}}],
+    ("GET", "/v1/responses/{response_id:str}"): [{"path": "/v1/responses/{response}"}],
+    ("DELETE", "/v1/responses/{response_id:str}"): [{"path": "/v1/responses/{response}"}],
+    ("GET", "/v1/responses/{response_id:str}/input_items"): [{"path": "/v1/responses/{response}/input_items"}],
+    ("POST", "/v1/responses/{response_id:str}/cancel"): [{"path": "/v1/responses/{response}/cancel"}],
     ("POST", "/v1/chat/completions"): [{"path": "/v1/chat/completions", "json": ASK | {"model": "{route}"}}],
     ("POST", "/v1/messages"): [{"path": "/v1/messages", "json": ASK | {"model": "{route}", "max_tokens": 5}}],
     ("POST", "/v1/messages/count_tokens"): [
@@ -82,10 +89,13 @@ async def test_another_tenants_things_are_not_there(gateway: Any, upstream: Any)
     async with httpx.AsyncClient(base_url=gateway.url, timeout=20) as client:
         client.headers["authorization"] = f"Bearer {theirs}"
         answer = await client.post("/v1/chat/completions", json=ASK)
-        await gateway.rows(1)
+        stored = await client.post("/v1/responses", json={"model": "m", "input": "hi"})
+        await gateway.rows(2)
         other = {"request": answer.headers["x-request-id"], "route": "m", "key": key.public_id}
+        other["response"] = stored.json()["id"]
         other["project"] = str(key.project_id)
         assert (await client.get(f"/v1/usage/{other['request']}")).status_code == 200
+        assert (await client.get(f"/v1/responses/{other['response']}")).status_code == 200
         client.headers["authorization"] = f"Bearer {mine}"
         found = {(door.method, door.path) for door in doors(gateway, "/v1")}
         assert found == TENANT_DOORS.keys()
@@ -96,6 +106,7 @@ async def test_another_tenants_things_are_not_there(gateway: Any, upstream: Any)
                 assert_not_there(answer, other, wanted["path"])
                 # Word for word what is said of what nobody has.
                 nobody = {"request": str(uuid4()), "route": "x", "key": "k" * 12, "project": str(uuid4())}
+                nobody["response"] = f"resp_{uuid4().hex}"
                 filled = json.loads(_fill(json.dumps(wanted), nobody))
                 like = await client.request(method, filled.pop("path"), **filled)
                 assert like.status_code == answer.status_code
@@ -103,7 +114,7 @@ async def test_another_tenants_things_are_not_there(gateway: Any, upstream: Any)
         assert (await client.get("/v1/models")).json()["data"] == []
         report = (await client.get("/v1/usage", params={"group_by": ["key", "project"]})).json()
         assert report["data"] == []
-    await gateway.rows(1)
+    await gateway.rows(2)
 
 
 def _told(answer: httpx.Response) -> str:
