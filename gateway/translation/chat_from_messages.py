@@ -49,7 +49,7 @@ _TRANSLATED: Final = frozenset(
 _DROPPED: Final = frozenset(
     (
         *("cache_control", "container", "context_management", "diagnostics", "inference_geo", "service_tier"),
-        *("speed", "user_profile_id", "workspace_id", "betas", "fallbacks"),
+        *("speed", "user_profile_id", "workspace_id", "betas"),
     )
 )
 """Of Messages, without a counterpart."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from gateway.ask import Ask
+from gateway.ask import Ask, given
 from gateway.http.inference import Reference
 from gateway.http.openai import fields
 from gateway.http.openai.door import OpenAIDoor
@@ -28,6 +28,8 @@ def parse_embedding(raw: bytes, *, end_user: str | None = None, tags: str | None
     body = fields.read_body(raw, "input")
     model = fields.read_model(body)
     inputs = read_inputs(body, "input")
+    if given(body, "messages"):  # vLLM would embed those, and fetch what they name
+        raise bad_request("Chats are not embedded here. Send texts as 'input'.", param="messages")
     if fields.read_flag(body, "stream"):
         raise bad_request("Embeddings are not streamed. Leave 'stream' out.", param="stream")
     return Ask(

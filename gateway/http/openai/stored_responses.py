@@ -138,17 +138,17 @@ def stored_response_handlers(pipeline: Pipeline, store: ResponseStore) -> list[H
 
 
 def _page(items: list[msgspec.Raw], limit: int, after: str | None) -> InputItems:
-    ids = [id_of(item) for item in items]
     begin = 0
     if after is not None:
-        if after not in ids:
+        before = next((index for index, item in enumerate(items) if id_of(item) == after), None)
+        if before is None:
             raise bad_request("'after' must be the id of one of the items.", param="after")
-        begin = ids.index(after) + 1
-    shown = ids[begin : begin + limit]
+        begin = before + 1
+    shown = items[begin : begin + limit]
     return InputItems(
-        items[begin : begin + limit],
-        first_id=shown[0] if shown else None,
-        last_id=shown[-1] if shown else None,
+        shown,
+        first_id=id_of(shown[0]) if shown else None,
+        last_id=id_of(shown[-1]) if shown else None,
         has_more=begin + limit < len(items),
     )
 

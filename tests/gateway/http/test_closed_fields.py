@@ -63,6 +63,11 @@ def test_usage_cannot_be_turned_off_by_another_spelling() -> None:
     assert refused(parse_chat, raw).body.param == "stream_options"
 
 
+def test_chats_are_not_embedded_beside_a_text() -> None:
+    raw = json.dumps({"model": "m", "input": "hi", "messages": MESSAGES}).encode()
+    assert refused(parse_embedding, raw).body.param == "messages"
+
+
 def test_what_is_drawn_and_not_given_counts_in_chats_too() -> None:
     def choices(**fields: int) -> int:
         ask: Ask = parse_chat(json.dumps({"model": "m", "messages": MESSAGES} | fields).encode())
