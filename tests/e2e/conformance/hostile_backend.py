@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
-from tests.gateway.conftest import EVENT_STREAM, Conversation, Script
+from tests.gateway.conftest import EVENT_STREAM, Conversation
 
 Ending = Literal["good", "closed", "reset", "kept"]
+Heard = asyncio.Event
+"""Set once the client got all the text that it is to get."""
+Script = Callable[[Conversation, Heard], Awaitable[None]]
 JSON = "application/json"
 
 
@@ -102,7 +106,7 @@ def whole_message(**more: Any) -> bytes:
 def streams(*pieces: bytes, ending: Ending = "good", head: str = EVENT_STREAM, each: int = 0) -> Script:
     """Sends the pieces, a chunk each, or in chunks of ``each`` bytes; ``good``: then HTTP's own end of a body."""
 
-    async def script(c: Conversation) -> None:
+    async def script(c: Conversation, heard: Heard) -> None:
         await c.send(f"{head}{c.ending}\r\n".encode())
         body = b"".join(pieces)
         cut = [body[at : at + each] for at in range(0, len(body), each)] if each else pieces
@@ -111,7 +115,9 @@ def streams(*pieces: bytes, ending: Ending = "good", head: str = EVENT_STREAM, e
         if ending == "good":
             await c.send(b"0\r\n\r\n")
         elif ending == "reset":
-            await c.reader.read(0)
+            # It throws away what the other side has not read yet.
+            await heard.wait()
+            await asyncio.sleep(0.1)
             c.reset()
         elif ending == "kept":
             await c.wait_closed_by_peer(20)
@@ -123,7 +129,7 @@ def answers(status: int, body: object = b"", *, media_type: str = JSON, more: st
     """One body, with its length."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
 
-    async def script(c: Conversation) -> None:
+    async def script(c: Conversation, heard: Heard) -> None:
         await c.status(status, raw, media_type=media_type, more=more)
 
     return script
@@ -132,11 +138,11 @@ def answers(status: int, body: object = b"", *, media_type: str = JSON, more: st
 def sends(raw: bytes) -> Script:
     """These bytes and nothing else, then the end of the connection."""
 
-    async def script(c: Conversation) -> None:
+    async def script(c: Conversation, heard: Heard) -> None:
         await c.send(raw)
 
     return script
 
 
-async def says_nothing(c: Conversation) -> None:
+async def says_nothing(c: Conversation, heard: Heard) -> None:
     await c.wait_closed_by_peer(20)

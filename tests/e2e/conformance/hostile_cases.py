@@ -8,8 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from tests.e2e.conformance import hostile_backend as says
-from tests.e2e.conformance.hostile_backend import DONE, FINISH, IS, PAR, ROLE, SAID, USAGE, answers, sends, streams
-from tests.gateway.conftest import Script
+from tests.e2e.conformance.hostile_backend import (
+    DONE,
+    FINISH,
+    IS,
+    PAR,
+    ROLE,
+    SAID,
+    USAGE,
+    Script,
+    answers,
+    sends,
+    streams,
+)
 
 Mode = Literal["whole", "streamed"]
 BOTH: Final[tuple[Mode, ...]] = ("whole", "streamed")
@@ -194,11 +205,6 @@ def framings() -> Iterator[Case]:
         ("no-end-behind-done", streams(*odd, DONE, ending="kept")),
     ):
         yield Case(name, script, GOOD, ("streamed",))
-
-
-def told(**more: Any) -> tuple[Script, Script]:
-    """Usage in a stream's chunk, and in a whole body."""
-    return streams(*SAID, says.usage_chunk(**more), DONE), answers(200, says.completion(usage=says.usage(**more)))
 
 
 def usages() -> Iterator[Case]:

@@ -92,11 +92,11 @@ class Backend:
     async def converse(self, c: Conversation) -> None:
         found = _NUMBER.search(c.raw)
         if found is None:  # a probe
-            await says.answers(200)(c)
+            await says.answers(200)(c, asyncio.Event())
             return
         number = int(found[1])
         if number == BEHIND_THE_LAST:
-            await says.answers(200, says.completion())(c)
+            await says.answers(200, says.completion())(c, asyncio.Event())
             return
         case = CASES[number]
         if case.phase == "in the body":

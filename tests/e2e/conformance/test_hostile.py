@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
-from uuid import uuid4
 
 import anthropic
 import openai
@@ -22,6 +22,7 @@ from tests.gateway.conftest import Conversation, Gateway, Upstream, running_gate
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
+AT_ONCE: Final = 16
 DOORS: Final = ("chat_completions", "messages", "responses")
 OPENAIS: Final[dict[int, type[Exception]]] = {
     400: openai.BadRequestError,
@@ -52,60 +53,102 @@ class Got:
 
 
 @dataclass(frozen=True)
-class Place:
-    gateway: Gateway
-    clients: Clients
-    upstream: Upstream
+class Try:
+    """One request for one case, through one door."""
+
+    case: Case
+    mode: Mode
+    door: str
+
+    @property
+    def name(self) -> str:
+        """Of its route and of its backend."""
+        return f"{self.case.name}.{self.mode}.{self.door}"
+
+
+@dataclass(frozen=True)
+class Came:
+    """What became of all tries."""
+
+    to_clients: dict[str, Got]
+    to_the_ledger: dict[str, list[Any]]
+
+
+TRIES: Final = [Try(case, mode, door) for case in CASES for mode in case.modes for door in DOORS]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def place(gateway_settings: Settings) -> AsyncIterator[Place]:
-    scripts = {case.name + "." + mode: case.send for case in CASES for mode in case.modes}
+async def came(gateway_settings: Settings) -> AsyncIterator[Came]:
+    """All are tried at once, for most of the time is spent waiting."""
+    scripts = {each.name: each.case.send for each in TRIES}
+    heard = {each.name: asyncio.Event() for each in TRIES}
 
     async def converse(c: Conversation) -> None:
-        _, path, _ = c.head.split(" ")
-        await scripts[path.split("/")[1]](c)
+        name = c.head.split("/")[1]
+        await scripts[name](c, heard[name])
 
     upstream = Upstream([converse])
     await upstream.start()
-    await declare(
-        gateway_settings.database_url,
-        [
-            Declared(
-                f"{case.name}.{mode}.{door}",
-                case.brand,
-                f"{upstream.url}/{case.name}.{mode}",
-                case.first_byte_timeout_s,
-                case.idle_timeout_s,
-            )
-            for case in CASES
-            for mode in case.modes
-            for door in DOORS
-        ],
-    )
+    declared = [
+        Declared(
+            each.name,
+            each.case.brand,
+            f"{upstream.url}/{each.name}",
+            each.case.first_byte_timeout_s,
+            each.case.idle_timeout_s,
+        )
+        for each in TRIES
+    ]
+    await declare(gateway_settings.database_url, declared)
+    places = asyncio.Semaphore(AT_ONCE)
     async with running_gateway(gateway_settings) as gateway, clients_of(gateway.url, gateway.key) as clients:
-        yield Place(gateway, clients, upstream)
+
+        async def one(each: Try) -> Got:
+            async with places:
+                return await call(clients, each, heard[each.name])
+
+        found = await asyncio.gather(*map(one, TRIES))
+        rows: dict[str, list[Any]] = {each.name: [] for each in TRIES}
+        for row in await rows_of(gateway, len(TRIES)):
+            rows[row.route].append(row)
+        yield Came({each.name: got for each, got in zip(TRIES, found, strict=True)}, rows)
     await upstream.stop()
     assert upstream.failures == []
 
 
-async def call(clients: Clients, door: str, model: str, mode: Mode, request_id: str) -> Got:
-    got = Got()
-    more: Any = {"model": model, "stream": mode == "streamed", "extra_headers": {"x-request-id": request_id}}
+async def rows_of(gateway: Gateway, count: int) -> list[Any]:
+    """The ledger, once it has ``count`` rows; if it does not come to that, what it has."""
+    rows: list[Any] = []
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(10):
+            while len(rows) < count:
+                await asyncio.sleep(0.1)
+                async with gateway.engine.connect() as connection:
+                    rows = list(await connection.execute(select(usage_events)))
+    return rows
+
+
+async def call(clients: Clients, each: Try, heard: asyncio.Event) -> Got:
+    door, got = each.door, Got()
+    more: Any = {"model": each.name, "stream": each.mode == "streamed"}
     question: Any = [{"role": "user", "content": "Capital of France?"}]
     calls: dict[str, Any] = {
         "chat_completions": lambda: clients.openai.chat.completions.create(messages=question, **more),
         "responses": lambda: clients.openai.responses.create(input="Capital of France?", store=False, **more),
         "messages": lambda: clients.anthropic.messages.create(messages=question, max_tokens=50, **more),
     }
+    if not each.case.outcome.text:
+        heard.set()
     try:
         answer = await calls[door]()
-        if mode == "whole":
+        if each.mode == "whole":
             got.text = text_of(door, answer)
             return got
         got.streaming = True
         async for event in answer:
             got.text += piece_of(door, event)
+            if got.text == each.case.outcome.text:
+                heard.set()
     except (openai.OpenAIError, anthropic.AnthropicError) as fault:
         got.fault = fault
     return got
@@ -127,35 +170,15 @@ def piece_of(door: str, event: Any) -> str:
     return "".join(choice.delta.content or "" for choice in event.choices if choice.delta)
 
 
-async def row_of(gateway: Gateway, request_id: str) -> Any:
-    """The one row of the request."""
-    query = select(usage_events).where(usage_events.c.client_request_id == request_id)
-    async with asyncio.timeout(10):
-        while True:
-            async with gateway.engine.connect() as connection:
-                rows = list(await connection.execute(query))
-            if rows:
-                assert len(rows) == 1
-                return rows[0]
-            await asyncio.sleep(0.02)
+@pytest.mark.parametrize("each", TRIES, ids=lambda each: each.name)
+async def test_the_client_and_the_ledger_learn_what_happened(came: Came, each: Try) -> None:
+    check_client(each.case, each.door, came.to_clients[each.name])
+    (row,) = came.to_the_ledger[each.name]
+    assert (row.api, row.streamed, row.backend) == (each.door, each.mode == "streamed", each.name)
+    check_row(each.case, row)
 
 
-@pytest.mark.parametrize(
-    ("case", "mode"), [pytest.param(case, mode, id=f"{case.name}-{mode}") for case in CASES for mode in case.modes]
-)
-async def test_the_client_and_the_ledger_learn_what_happened(place: Place, case: Case, mode: Mode) -> None:
-    names = {door: f"{case.name}.{mode}.{door}" for door in DOORS}
-    ids = {door: str(uuid4()) for door in DOORS}
-    found = await asyncio.gather(*(call(place.clients, door, names[door], mode, ids[door]) for door in DOORS))
-    for door, got in zip(DOORS, found, strict=True):
-        check_client(case, door, mode, got)
-    for door in DOORS:
-        row = await row_of(place.gateway, ids[door])
-        assert (row.api, row.route, row.backend) == (door, names[door], names[door])
-        check_row(case, row)
-
-
-def check_client(case: Case, door: str, mode: Mode, got: Got) -> None:
+def check_client(case: Case, door: str, got: Got) -> None:
     outcome = case.outcome
     if outcome.code is None:
         assert got.fault is None, (door, got)

@@ -1,6 +1,7 @@
 """The official SDKs, blocking and awaited, streamed and whole, before our worker and a stand-in of each brand.
 
-Our worker's small model is forced to call by ``tool_choice``; what it says is only held to be the same each time.
+Our worker's small model is forced to call by ``tool_choice``; what it says is only held to be the same each time. It
+takes its time, so not all is asked of it twice; ``tests/e2e/test_engine_features.py`` streams a chat's call.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import anthropic
 import openai
 import pydantic
 import pytest
@@ -21,6 +21,9 @@ from tests.standins.base import CALLS, PROMPT_TOKENS, TEXT
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
 QUESTION: Any = {"role": "user", "content": "What is the capital of France?"}
+
+SHORT: Any = 16
+"""Tokens that hold an answer of few words."""
 
 
 class GetWeather(pydantic.BaseModel):
@@ -87,7 +90,7 @@ def chat_calls(message: Any) -> list[tuple[str, str, Any]]:
 @before_all()
 async def test_chat_completions(target: Target, way: Way) -> None:
     chats = way.openai.chat.completions
-    ask = {"model": target.model, "messages": [QUESTION], "temperature": 0, "max_tokens": 8}
+    ask = {"model": target.model, "messages": [QUESTION], "temperature": 0, "max_tokens": SHORT}
     whole = await way.get(chats.create, **ask)
     text = whole.choices[0].message.content
     check_text(target, text)
@@ -116,22 +119,25 @@ async def test_chat_completions_with_tools(target: Target, way: Way) -> None:
     check_calls(target, calls)
     assert isinstance(message.tool_calls[0].function.parsed_arguments, GetWeather | GetTime)
 
-    _, final = await way.helped(
-        chats.stream, "get_final_completion", **ask, messages=[QUESTION], tool_choice="required"
-    )
-    assert [call[1:] for call in chat_calls(final.choices[0].message)] == [call[1:] for call in calls]
+    if target.standin is not None:
+        _, final = await way.helped(
+            chats.stream, "get_final_completion", **ask, messages=[QUESTION], tool_choice="required"
+        )
+        assert chat_calls(final.choices[0].message) == calls
 
     said = message.to_dict()
     said.pop("parsed", None)
     results = [{"role": "tool", "tool_call_id": id, "content": "It is fine."} for id, _, _ in calls]
-    answer = await way.get(chats.create, **ask, messages=[QUESTION, said, *results], tool_choice="none")
+    answer = await way.get(
+        chats.create, **ask | {"max_tokens": SHORT}, messages=[QUESTION, said, *results], tool_choice="none"
+    )
     check_text(target, answer.choices[0].message.content)
 
 
 @before_all(worker=("awaited",))
 async def test_completions_embeddings_and_models(target: Target, way: Way) -> None:
     sdk = way.openai
-    ask = {"model": target.model, "prompt": "One, two,", "temperature": 0, "max_tokens": 8}
+    ask = {"model": target.model, "prompt": "One, two,", "temperature": 0, "max_tokens": SHORT}
     if target.brand in ("google", "anthropic"):
         with pytest.raises(openai.APIStatusError):
             await way.get(sdk.completions.create, **ask)
@@ -157,7 +163,7 @@ async def test_completions_embeddings_and_models(target: Target, way: Way) -> No
 @before_all(worker=("awaited",))
 async def test_responses(target: Target, way: Way) -> None:
     responses = way.openai.responses
-    ask = {"model": target.model, "temperature": 0, "max_output_tokens": 16}
+    ask = {"model": target.model, "temperature": 0, "max_output_tokens": SHORT}
     first = await way.get(responses.create, **ask, input="What is the capital of France?", instructions="Be short.")
     check_text(target, first.output_text)
     assert (first.model, first.object, first.error) == (target.model, "response", None)
@@ -203,22 +209,34 @@ async def test_responses(target: Target, way: Way) -> None:
     assert gone.value.code == "previous_response_not_found"
 
 
+def response_calls(response: Any) -> list[tuple[str, str, Any]]:
+    items = [item for item in response.output if item.type == "function_call"]
+    return [(item.call_id, item.name, json.loads(item.arguments)) for item in items]
+
+
 @before_all(worker=("awaited",))
 async def test_responses_with_tools(target: Target, way: Way) -> None:
     responses = way.openai.responses
     ask = {"model": target.model, "temperature": 0, "max_output_tokens": 80, "tools": RESPONSE_TOOLS}
     ask |= {"parallel_tool_calls": False}
-    first = await way.get(responses.create, **ask, input="Weather?", tool_choice="required")
-    items = [item for item in first.output if item.type == "function_call"]
-    calls = [(item.call_id, item.name, json.loads(item.arguments)) for item in items]
-    check_calls(target, calls)
-    _, final = await way.helped(
-        responses.stream, "get_final_response", **ask, input="Weather?", tool_choice="required", store=False
+    events, first = await way.helped(
+        responses.stream, "get_final_response", **ask, input="Weather?", tool_choice="required"
     )
-    streamed = [(item.name, json.loads(item.arguments)) for item in final.output if item.type == "function_call"]
-    assert streamed == [call[1:] for call in calls]
+    calls = response_calls(first)
+    check_calls(target, calls)
+    ends = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert [json.loads(event.arguments) for event in ends] == [arguments for _, _, arguments in calls]
+    if target.standin is not None:
+        whole = await way.get(responses.create, **ask, input="Weather?", tool_choice="required", store=False)
+        assert response_calls(whole) == calls
     results: Any = [{"type": "function_call_output", "call_id": id, "output": "Fine."} for id, _, _ in calls]
-    second = await way.get(responses.create, **ask, input=results, previous_response_id=first.id, tool_choice="none")
+    second = await way.get(
+        responses.create,
+        **ask | {"max_output_tokens": SHORT},
+        input=results,
+        previous_response_id=first.id,
+        tool_choice="none",
+    )
     check_text(target, second.output_text)
 
 
@@ -229,7 +247,7 @@ def message_calls(message: Any) -> list[tuple[str, str, Any]]:
 @before_all(worker=("blocking",))
 async def test_messages(target: Target, way: Way) -> None:
     messages = way.anthropic.messages
-    ask = {"model": target.model, "max_tokens": 8, "system": "Be short.", "messages": [QUESTION]}
+    ask = {"model": target.model, "max_tokens": SHORT, "system": "Be short.", "messages": [QUESTION]}
     ask |= {"extra_body": {"temperature": 0}}
     whole = await way.get(messages.create, **ask)
     (block,) = whole.content
@@ -262,30 +280,16 @@ async def test_messages_with_tools(target: Target, way: Way) -> None:
     messages = way.anthropic.messages
     ask = {"model": target.model, "max_tokens": 80, "tools": MESSAGE_TOOLS, "extra_body": {"temperature": 0}}
     forced = {"type": "any", "disable_parallel_tool_use": True}
-    whole = await way.get(messages.create, **ask, messages=[QUESTION], tool_choice=forced)
-    calls = message_calls(whole)
+    _, first = await way.helped(messages.stream, "get_final_message", **ask, messages=[QUESTION], tool_choice=forced)
+    calls = message_calls(first)
     check_calls(target, calls)
-    assert whole.stop_reason == "tool_use"
-    _, final = await way.helped(messages.stream, "get_final_message", **ask, messages=[QUESTION], tool_choice=forced)
+    assert first.stop_reason == "tool_use"
     if target.standin is not None:
-        assert message_calls(final) == calls
-    check_calls(target, message_calls(final))
+        whole = await way.get(messages.create, **ask, messages=[QUESTION], tool_choice=forced)
+        assert (message_calls(whole), whole.stop_reason) == (calls, "tool_use")
     results = [{"type": "tool_result", "tool_use_id": id, "content": "It is fine."} for id, _, _ in calls]
-    conversation = [QUESTION, {"role": "assistant", "content": whole.content}, {"role": "user", "content": results}]
-    answer = await way.get(messages.create, **ask, messages=conversation, tool_choice={"type": "none"})
+    conversation = [QUESTION, {"role": "assistant", "content": first.content}, {"role": "user", "content": results}]
+    answer = await way.get(
+        messages.create, **ask | {"max_tokens": SHORT}, messages=conversation, tool_choice={"type": "none"}
+    )
     check_text(target, answer.content[0].text)
-
-
-async def test_the_sdks_know_a_wrong_key_and_an_unknown_model(standins: House) -> None:
-    gateway = standins.gateway
-    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-wrong", max_retries=0) as stranger:
-        with pytest.raises(openai.AuthenticationError):
-            await stranger.models.list()
-    async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="sk-wrong", max_retries=0) as other:
-        with pytest.raises(anthropic.AuthenticationError):
-            await other.models.list()
-        with pytest.raises(anthropic.AuthenticationError):
-            await other.messages.count_tokens(model="vllm", messages=[QUESTION])
-    for call in (standins.clients.openai.models.retrieve, standins.clients.anthropic.models.retrieve):
-        with pytest.raises((openai.NotFoundError, anthropic.NotFoundError)):
-            await call("nowhere")
