@@ -153,7 +153,7 @@ class Answer:
         )
         _log.info(
             "request",
-            request_id=str(self._call.request_id),
+            request_id=self._plan.order.request_id,
             trace_id=self._observer.trace_id,
             client_request_id=self._call.client_request_id,
             tenant=principal.tenant_name,

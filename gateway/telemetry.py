@@ -15,10 +15,14 @@ import structlog
 from gateway.clock import Clock
 
 _SECRET = re.compile(rb"(sk-penstock-)[\w-]+|(://[^/@\s\"]*:)[^/@\s\"]+(@)|([Bb]earer )[\w.~+/=-]+")
+_MARKS = (b"sk-penstock-", b"://", b"earer ")
+"""One of them is in every secret. To look for them first is much cheaper, and nearly all lines have none."""
 
 
 def redact(line: bytes) -> bytes:
     """``line`` with API keys, bearer tokens and the passwords of URLs struck out: a last net, not a licence."""
+    if not any(mark in line for mark in _MARKS):
+        return line
     return _SECRET.sub(rb"\1\2\4[redacted]\3", line)
 
 

@@ -73,7 +73,15 @@ def charge(status: Status, usage: TokenUsage, tariff: Tariff, *, relayed: bool =
 
 def plausible(usage: TokenUsage) -> TokenUsage:
     """``usage`` itself, or what is left of it when a backend reports what cannot be: below 0, or beyond reason."""
-    if all(0 <= getattr(usage, name) <= most for name, most in _MOST.items()):
+    counts = (
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.cached_tokens,
+        usage.cache_write_tokens,
+        usage.reasoning_tokens,
+        usage.images,
+    )
+    if min(counts) >= 0 and max(counts) <= MAX_TOKENS and 0 <= usage.compute_us <= MAX_AMOUNT:
         return usage
     log.error("a backend reports impossible usage, which is corrected: %s", usage)
     return replace(usage, **{name: min(max(getattr(usage, name), 0), most) for name, most in _MOST.items()})

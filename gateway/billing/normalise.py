@@ -7,7 +7,6 @@ What is no count is taken as not reported. Nothing here raises, whatever a backe
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from gateway.billing.usage import TokenUsage
@@ -85,14 +84,15 @@ def _total(
     """Parts are no more than the whole that they are parts of."""
     prompt = min(prompt, MAX_TOKENS)
     cached = min(cached, prompt)
-    return replace(
-        before,
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        cached_tokens=cached,
-        cache_write_tokens=min(written, prompt - cached),
-        reasoning_tokens=min(reasoning, completion),
-        source="backend",
+    return TokenUsage(
+        prompt,
+        completion,
+        cached,
+        "backend",
+        min(written, prompt - cached),
+        min(reasoning, completion),
+        before.images,
+        before.compute_us,
     )
 
 

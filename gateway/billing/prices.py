@@ -237,7 +237,9 @@ def price_version(price: Price) -> int:
 
 
 def _in_force(versions: _Versions, key: _Key, at: datetime) -> Price | None:
-    known = versions.get(key, [])
+    known = versions.get(key)
+    if known is None:
+        return None
     index = bisect_right(known, at, key=lambda price: price.effective_from)
     if not index:
         return None

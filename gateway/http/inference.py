@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 from uuid import UUID
 
 import structlog
-from litestar import Request, post
+from litestar import post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Operation
 from litestar.types import ASGIApp, Receive, Scope, Send
@@ -110,7 +110,7 @@ def inference_handler(
         summary=reference.summary,
         tags=[reference.tag],
     )
-    async def infer(request: Request[Any, Any, Any]) -> ASGIApp:
+    async def infer() -> ASGIApp:
         return Inference(door, pipeline, limits)
 
     return infer
@@ -124,6 +124,7 @@ class Inference:
         self._pipeline = pipeline
         self._limits = limits
         self._request_id = uuid7()
+        self._id = str(self._request_id)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Client(scope, receive, send)
@@ -197,7 +198,7 @@ class Inference:
         await client.end(b"".join([door.event(data) for data in events]) + door.last)
 
     def _headers(self, answer: Answerable | None) -> list[tuple[str, str]]:
-        headers = [("x-request-id", str(self._request_id)), *self._door.headers]
+        headers = [("x-request-id", self._id), *self._door.headers]
         if answer is not None:
             headers += answer.headers()
         return headers
@@ -214,8 +215,8 @@ class Inference:
 
     async def _fail(self, client: Client, answer: Answerable | None = None) -> None:
         """A fault of our own: logged whole, told without detail. To be called while it is being handled."""
-        _log.exception("request_crashed", request_id=str(self._request_id))
-        error = server_error(f"The gateway failed. The operator finds the cause under request id {self._request_id}.")
+        _log.exception("request_crashed", request_id=self._id)
+        error = server_error(f"The gateway failed. The operator finds the cause under request id {self._id}.")
         await self._refuse(client, error, answer)
 
 
