@@ -22,6 +22,9 @@ HEAD_WITHIN_S: Final = 60.0
 """For a connection's first request, or one of which a part came, to have a whole head."""
 FLUSH_CHECK_S: Final = 30.0
 """How often an answer is looked at that its client does not read: one that took none of it meanwhile is left."""
+LINGER_S: Final = 30.0
+"""How long a client may go on sending a body that was refused. A connection that is closed with something unread is
+reset, and the answer may be lost with it (RFC 9112, section 9.6)."""
 HANGUP: Final = "penstock.hangup"
 """Extension of the scope: its ``Hangup``."""
 
@@ -75,6 +78,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Bytes since the parser came to the end of a head or of a request, or to a piece of a body."""
         self._head_limit: asyncio.TimerHandle | None = None
         self._flush_check: asyncio.TimerHandle | None = None
+        self._lingering: asyncio.TimerHandle | None = None
         self.parser = self._new_parser()
 
     def _new_parser(self) -> httptools.HttpRequestParser:
@@ -102,9 +106,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._outlet = _Outlet(transport, self._close)
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
+        if self._lingering is not None:
+            return
         self._unset_keepalive_if_required()
         self._fruitless += len(data)
         self._feed(data)
@@ -194,6 +201,7 @@ class HttpProtocol(HttpToolsProtocol):
                 super().on_headers_complete()
             return
         super().on_headers_complete()
+        self.cycle.transport = self._outlet  # type: ignore[assignment]
         if self.pipeline and self._hangup_check is None:
             self._hangup_check = self.loop.call_later(_HANGUP_CHECK_S, self._check_hangup)
 
@@ -211,7 +219,7 @@ class HttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._hangup_check, self._head_limit, self._flush_check):
+        for timer in (self._hangup_check, self._head_limit, self._flush_check, self._lingering):
             if timer is not None:
                 timer.cancel()
         self._disconnect()
@@ -234,6 +242,25 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
         else:
             self._hangup_check = self.loop.call_later(_HANGUP_CHECK_S, self._check_hangup)
+
+    # Closing
+
+    def _close(self) -> None:
+        """For a request that was answered, or whose application gave up."""
+        if (
+            not (self._busy or not self.cycle.more_body or self.transport.is_closing())
+            and self.transport.can_write_eof()
+        ):
+            self._lingering = self.loop.call_later(LINGER_S, self.transport.close)
+            self.pipeline.clear()
+            self.transport.write_eof()
+            self.flow.resume_reading()
+        else:
+            self.transport.close()
+
+    def on_response_complete(self) -> None:
+        if self._lingering is None:
+            super().on_response_complete()
 
     # Clients that do not read
 
@@ -261,6 +288,15 @@ class HttpProtocol(HttpToolsProtocol):
             return
         now = self.cycle if over else None
         self._flush_check = self.loop.call_later(FLUSH_CHECK_S, self._check_flush, now, left)
+
+
+class _Outlet:
+    """As much as a request's cycle needs of its connection."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
 
 
 def _peer_closed(transport: asyncio.Transport) -> bool:

@@ -34,6 +34,11 @@ class Served:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body, more = b"", True
+        if scope["path"] == "/refuse":
+            headers = [(b"content-length", b"2"), (b"connection", b"close")]
+            await send({"type": "http.response.start", "status": 413, "headers": headers})
+            await send({"type": "http.response.body", "body": b"no"})
+            return
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -293,3 +298,26 @@ def test_an_answer_that_nobody_reads_is_not_kept(served: Served, monkeypatch: py
         time.sleep(0.1)
         with contextlib.suppress(ConnectionResetError):
             assert len(read_all(stuck)) < 32_000_000
+
+
+@pytest.mark.parametrize("sent", [8_000_000, 8_000_001])
+def test_a_body_that_is_refused_may_be_sent_to_its_end(served: Served, sent: int) -> None:
+    head, _ = post("/refuse", b"x" * 8_000_000)
+    with served.connect() as connection:
+        connection.sendall(head)
+        assert connection.recv(1000, socket.MSG_PEEK).startswith(b"HTTP/1.1 413 ")
+        connection.sendall(b"x" * sent)
+        answered = read_all(connection)
+    assert answered.startswith(b"HTTP/1.1 413 ")
+    assert answered.endswith(b"\r\n\r\nno")
+
+
+def test_a_refused_body_without_end_is_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.protocol.http_server.LINGER_S", 0.1)
+    with served.connect() as connection:
+        connection.sendall(post("/refuse", b"x" * 8_000_000)[0])
+        assert read_all(connection).startswith(b"HTTP/1.1 413 ")
+        with pytest.raises(ConnectionError):  # noqa: PT012 - it takes a while
+            while True:
+                connection.sendall(b"x" * 1000)
+                time.sleep(0.02)
