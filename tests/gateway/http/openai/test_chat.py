@@ -389,16 +389,17 @@ async def test_another_worker_takes_over_before_the_first_token_and_bills_once(g
     await gateway.register(bad, "w1")
     await gateway.register(good, "w2")
     async with client_of(gateway) as client:
-        for _ in range(4):
+        served = 0
+        while not bad.seen:  # which of two equals is asked first is left to chance
             answer = await client.post(PATH, json=ASK | {"stream": True})
             assert answer.headers["x-penstock-backend"] == "w2"
             assert events_of(answer.text)[-1] == "[DONE]"
-    rows = await gateway.rows(4)
-    assert bad.seen
-    assert sum(row.attempts for row in rows) == 4 + len(bad.seen)
+            served += 1
+    rows = await gateway.rows(served)
+    assert sum(row.attempts for row in rows) == served + len(bad.seen)
     assert all((row.status, row.completion_tokens, row.backend) == ("ok", 2, "w2") for row in rows)
     assert {row.charged_nano_usd for row in rows} == {13_000}
-    assert sum(row.cost_nano_usd for row in rows) == 4 * 13_000 + len(bad.seen) * 11_000  # all that workers did
+    assert sum(row.cost_nano_usd for row in rows) == served * 13_000 + len(bad.seen) * 11_000  # all that was done
 
 
 async def test_a_waiting_stream_gets_comments_and_then_its_answer(start_gateway: Any, upstream: Any) -> None:
