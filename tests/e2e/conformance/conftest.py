@@ -42,5 +42,6 @@ async def worker_clients(shared_stack: Stack) -> AsyncIterator[Clients]:
 
 
 @pytest.fixture
-def worker(stack: Stack, worker_clients: Clients) -> Target:
+def worker(worker_clients: Clients) -> Target:
+    """Nothing here hurts the stack, so that it need not be seen to in between."""
     return Target(MODEL, worker_clients)

@@ -164,29 +164,22 @@ async def test_completions_embeddings_and_models(target: Target, way: Way) -> No
 async def test_responses(target: Target, way: Way) -> None:
     responses = way.openai.responses
     ask = {"model": target.model, "temperature": 0, "max_output_tokens": SHORT}
-    first = await way.get(responses.create, **ask, input="What is the capital of France?", instructions="Be short.")
+    question = {"input": "What is the capital of France?", "instructions": "Be short."}
+    first = await way.get(responses.create, **ask, **question)
     check_text(target, first.output_text)
     assert (first.model, first.object, first.error) == (target.model, "response", None)
     ending = "completed" if first.status == "completed" else "incomplete"
     assert ending == "completed" or target.standin is None
 
-    events = await way.listed(
-        responses.create, **ask, input="What is the capital of France?", instructions="Be short.", stream=True
-    )
+    events = await way.listed(responses.create, **ask, **question, stream=True)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [event.type for event in (events[0], events[-1])] == ["response.created", f"response.{ending}"]
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert text == first.output_text == events[-1].response.output_text
-    _, final = await way.helped(
-        responses.stream,
-        "get_final_response",
-        **ask,
-        input="What is the capital of France?",
-        instructions="Be short.",
-        store=False,
-    )
-    assert final.output_text == text
-    assert final.usage.output_tokens == first.usage.output_tokens
+    if target.standin is not None:
+        _, final = await way.helped(responses.stream, "get_final_response", **ask, **question, store=False)
+        assert final.output_text == text
+        assert final.usage.output_tokens == first.usage.output_tokens
 
     second = await way.get(responses.create, **ask, input="And of Spain?", previous_response_id=first.id)
     check_text(target, second.output_text)
@@ -194,8 +187,7 @@ async def test_responses(target: Target, way: Way) -> None:
     if target.brand not in ("worker", "anthropic"):
         assert target.standin is not None
         said = [(each["role"], each["content"]) for each in target.standin.seen[-1].body["messages"]]
-        assert [role for role, _ in said] == ["user", "assistant", "user"]
-        assert json.dumps(said[1][1], ensure_ascii=False) == json.dumps(TEXT, ensure_ascii=False)
+        assert said == [("user", question["input"]), ("assistant", TEXT), ("user", "And of Spain?")]
     retrieved = await way.get(responses.retrieve, first.id)
     assert retrieved.to_dict() == first.to_dict()
     items = await way.listed(responses.input_items.list, response_id=second.id)
