@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from gateway.ask import Ask
+from gateway.ask import Ask, given
 from gateway.http.inference import Reference
 from gateway.http.openai import fields
 from gateway.http.openai.door import OpenAIDoor
@@ -12,6 +12,7 @@ from gateway.http.openai.inputs import read_inputs
 from gateway.http.openai.reference import CompletionOperation
 from gateway.long_work import worked
 from gateway.tenants.principal import Principal
+from worker.protocol.errors import bad_request
 
 COMPLETIONS = Reference(
     "/v1/completions", CompletionOperation, "createCompletion", "Create a completion", "Completions"
@@ -29,6 +30,12 @@ def parse_completion(raw: bytes, *, end_user: str | None = None, tags: str | Non
     body = fields.read_body(raw, "prompt")
     model = fields.read_model(body)
     inputs = read_inputs(body, "prompt")
+    if given(body, "max_completion_tokens"):  # some servers would obey it, whatever 'max_tokens' says
+        raise bad_request(
+            "Unsupported parameter: 'max_completion_tokens'. In completions, it is 'max_tokens'.",
+            param="max_completion_tokens",
+            code="unsupported_parameter",
+        )
     echo = fields.read_flag(body, "echo")
     choices = fields.read_count(body, "n", fields.MAX_CHOICES) or 1
     drawn = fields.read_count(body, "best_of", fields.MAX_CHOICES) or 1

@@ -68,6 +68,11 @@ def test_chats_are_not_embedded_beside_a_text() -> None:
     assert refused(parse_embedding, raw).body.param == "messages"
 
 
+def test_completions_have_one_name_for_their_cap() -> None:
+    raw = json.dumps({"model": "m", "prompt": "hi", "max_tokens": 1, "max_completion_tokens": 9999}).encode()
+    assert refused(parse_completion, raw).body.param == "max_completion_tokens"
+
+
 def test_what_is_drawn_and_not_given_counts_in_chats_too() -> None:
     def choices(**fields: int) -> int:
         ask: Ask = parse_chat(json.dumps({"model": "m", "messages": MESSAGES} | fields).encode())
