@@ -266,9 +266,14 @@ class Pipeline:
             )
 
     def _compare(self, plan: Plan, usage: TokenUsage) -> None:
-        """A prompt that has more tokens than were counted is a fault of the counting."""
-        if usage.source == "backend":
-            self._counter.told(plan.prompt, plan.route, usage.prompt_tokens)
+        """A prompt that has more tokens than were counted is a fault of the counting; one that has more than its
+        backend was declared to take, of the declaration."""
+        if usage.source != "backend":
+            return
+        self._counter.told(plan.prompt, plan.route, usage.prompt_tokens)
+        declared = plan.order.context_length
+        if usage.prompt_tokens > declared * plan.order.prompts:
+            _log.error("context_length_too_low", route=plan.route.name, told=usage.prompt_tokens, declared=declared)
 
 
 def _allowed(model: str, principal: Principal) -> bool:

@@ -16,7 +16,6 @@ from gateway.backends.trial import Trials
 from gateway.cli.session import Session, run
 from gateway.cli.values import all_pages, echo_table, printable, show_time
 from gateway.tenants.backend_specs import (
-    DEFAULT_CONTEXT_LENGTH,
     PLAIN_FIELDS,
     BackendChange,
     BackendRecord,
@@ -92,7 +91,7 @@ def backends() -> None:
 )
 @click.option("--model", metavar="NAME|none", help="What to call the model there. [as the route's target has it]")
 @click.option(
-    "--context-length", type=int, help=f"Most tokens of prompt and output that it takes. [{DEFAULT_CONTEXT_LENGTH}]"
+    "--context-length", type=int, help="Most tokens of prompt and output that it takes. [what is usual for its brand]"
 )
 @click.option(
     "--weight", type=float, help="Its share beside others of its pool and priority; 0: if no other is left. [1]"

@@ -38,6 +38,11 @@ class Brand(Protocol):
         """Between a backend's base URL and an API's own path."""
         ...
 
+    @property
+    def context_length(self) -> int:
+        """Of a backend whose operator does not say."""
+        ...
+
     def key_headers(self, secret: str) -> dict[str, str]:
         """What bears a backend's API key."""
         ...

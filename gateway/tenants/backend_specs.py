@@ -19,9 +19,6 @@ from gateway.routing.declared import Brand
 from gateway.tenants.principal import LONGEST_REQUEST_S
 from gateway.tenants.records import AlreadyExists, ConfigurationError, InvalidField, Unknown, check_name
 
-DEFAULT_CONTEXT_LENGTH: Final = 131_072
-"""Tokens. Of a backend whose real limit is lower, too-long prompts are refused by itself; where it is higher, a prompt
-that names what lies elsewhere (files, videos) may cost more than was reserved for it."""
 MAX_CONTEXT_LENGTH: Final = 100_000_000
 MAX_WEIGHT: Final = 1e6
 MAX_PRIORITY: Final = 100
@@ -87,8 +84,9 @@ class BackendSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Sent with each request, beside the key."""
     model: str | None = None
     """What to send as the model's name instead of the target's."""
-    context_length: int = DEFAULT_CONTEXT_LENGTH
-    """Most tokens that it takes, prompt and output together."""
+    context_length: int | None = None
+    """Most tokens that it takes, prompt and output together; None: what is usual for its brand. If its real limit is
+    lower, it refuses too long prompts itself; if it is higher, such a prompt may cost more than was reserved for it."""
     weight: float = 1.0
     """Its share of the requests beside others of its pool and priority; 0: only if no other is left."""
     priority: int = 0
@@ -146,7 +144,8 @@ def check_backend(spec: BackendSpec, brands: Mapping[str, Brand]) -> BackendSpec
         raise InvalidField("brand", f"must be one of {known}; `generic` is any server that speaks OpenAI's API")
     if spec.model is not None:
         check_name("model", spec.model)
-    if not 1 <= spec.context_length <= MAX_CONTEXT_LENGTH:
+    context_length = brand.context_length if spec.context_length is None else spec.context_length
+    if not 1 <= context_length <= MAX_CONTEXT_LENGTH:
         raise InvalidField("context_length", f"must be between 1 and {MAX_CONTEXT_LENGTH} tokens")
     if not 0 <= spec.weight <= MAX_WEIGHT:  # NaN is in no range
         raise InvalidField("weight", f"must be between 0 and {MAX_WEIGHT:g}")
@@ -166,7 +165,7 @@ def check_backend(spec: BackendSpec, brands: Mapping[str, Brand]) -> BackendSpec
     if spec.api_key is not None and (twice := headers.keys() & brand.key_headers("k").keys()):
         raise InvalidField("headers", f"{', '.join(twice)} would be there twice: the API key is sent so; leave it out")
     base_url = _check_url(spec.base_url, brand)
-    return msgspec.structs.replace(spec, base_url=base_url, headers=headers)
+    return msgspec.structs.replace(spec, base_url=base_url, headers=headers, context_length=context_length)
 
 
 def _check_url(text: str, brand: Brand) -> str:

@@ -32,7 +32,6 @@ from gateway.http.admin.resource import (
 )
 from gateway.tenants.backend_changes import BackendChanges
 from gateway.tenants.backend_specs import (
-    DEFAULT_CONTEXT_LENGTH,
     MAX_CONNECT_S,
     MAX_CONTEXT_LENGTH,
     MAX_HEADERS,
@@ -124,7 +123,8 @@ class NewBackend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     api_key: Key | None = None
     headers: Headers = {}
     model: Name | None = None
-    context_length: Context = DEFAULT_CONTEXT_LENGTH
+    context_length: Context | None = None
+    """Null: what is usual for its brand."""
     weight: Weight = 1.0
     priority: Priority = 0
     connect_timeout_s: ConnectSeconds | None = None

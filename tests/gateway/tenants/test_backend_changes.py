@@ -39,7 +39,9 @@ async def changes(engine: AsyncEngine, clock: ManualClock, secret_key: SecretKey
 async def test_a_backend_reads_back_without_its_secrets_and_is_used_with_them(changes: BackendChanges) -> None:
     record = await changes.create_backend(ACTOR, spec(base_url="https://Api.example.com:8443/proxy/v1/", weight=2.5))
     assert (record.base_url, record.weight, record.version) == ("https://Api.example.com:8443/proxy", 2.5, 1)
-    assert record.context_length == 131_072
+    assert record.context_length == 1_048_576
+    assert (await changes.create_backend(ACTOR, spec("v", brand="vllm"))).context_length == 131_072
+    await changes.delete_backend(ACTOR, "v")
     assert (record.has_api_key, record.header_names, record.enabled) == (True, ("x-org",), True)
     assert await changes.backend("b") == record
     assert await changes.list_backends() == await changes.list_backends(pool="pool") == [record]

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from tests.gateway.conftest import whole_event
 from tests.gateway.http.admin.support import client_of, made, problem
@@ -32,7 +33,8 @@ async def test_a_declared_backend_serves_from_the_answer_on_until_it_is_gone(gat
     seen: list[dict[str, str]] = []
 
     async def whole(c: Any) -> None:
-        seen.append(c.headers)
+        if "content-type" in c.headers:  # else it is a probe, which may come at any time
+            seen.append(c.headers)
         await c.status(200, whole_event())
 
     server = await upstream(whole)
@@ -172,3 +174,15 @@ async def test_a_backend_is_tried_step_by_step(gateway: Any, upstream: Any) -> N
         assert KEY not in json.dumps(told)
         problem(await client.post("/backends/none/test", json={}), 404)
         problem(await client.post("/backends/b/test", json={"modle": "x"}), 400, "modle")
+
+
+async def test_a_backend_that_takes_more_than_was_declared_is_told_of(gateway: Any, upstream: Any) -> None:
+    async def whole(c: Any) -> None:
+        await c.status(200, whole_event(prompt=5_000_000))
+
+    server = await upstream(whole)
+    async with client_of(gateway) as client:
+        await made(client, "/backends", **backend(base_url=server.url))
+        with capture_logs() as logs:
+            assert (await ask(gateway)).status_code == 200
+    assert [log["told"] for log in logs if log["event"] == "context_length_too_low"] == [5_000_000]
