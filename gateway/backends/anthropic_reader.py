@@ -17,7 +17,7 @@ from gateway.backends.anthropic_errors import error_of_event
 from gateway.backends.backend import Order, Reading
 from gateway.backends.estimates import TextCount, estimated
 from gateway.backends.faults import BackendFault
-from gateway.backends.lenient_json import strict
+from gateway.backends.lenient_json import as_utf8, strict
 from gateway.backends.renaming import renamed
 from gateway.billing.normalise import anthropic_usage
 from gateway.billing.usage import TokenUsage
@@ -115,6 +115,7 @@ class MessageEvents:
             case "message_stop" if not self._begun:
                 self._fail(reading, faults.malformed("ended its answer before it began"))
                 return
+        data = as_utf8(data)
         try:
             found = [data] if self._translator is None else self._translator.event(data)
             if event.type == "message_stop":
@@ -182,6 +183,7 @@ class MessageBody:
         count.said(body)
         count.told(decoded(message.usage))
         usage = count.changed()
+        body = as_utf8(body)
         if self._translator is None:
             return Reading([renamed(body, self._order.model)], usage, complete=True)
         try:

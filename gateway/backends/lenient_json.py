@@ -49,3 +49,14 @@ def strict(data: bytes) -> bytes | None:
     except (ValueError, RecursionError):
         return None
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+
+def as_utf8(data: bytes) -> bytes:
+    """With U+FFFD in the place of what is no UTF-8, as the standard of event streams has it: clients may be strict."""
+    if data.isascii():
+        return data
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return data.decode(errors="replace").encode()
+    return data

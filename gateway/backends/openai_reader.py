@@ -17,7 +17,7 @@ from gateway.backends import faults
 from gateway.backends.backend import Order, Reading
 from gateway.backends.estimates import TextCount, estimated
 from gateway.backends.faults import BackendFault
-from gateway.backends.lenient_json import decoded
+from gateway.backends.lenient_json import as_utf8, decoded
 from gateway.backends.openai_errors import error_of_event
 from gateway.backends.openai_reshaping import Gathered, events_of
 from gateway.backends.renaming import renamed
@@ -126,7 +126,7 @@ class EventReader:
         return reading
 
     def _event(self, item: Event, reading: Reading) -> None:
-        data, order = _as_utf8(item.data), self._order
+        data, order = as_utf8(item.data), self._order
         # Cheap tests on the bytes first: a JSON key stands there unescaped, so what they miss is not there.
         if (b'"error"' in data or item.event == b"error" or not _is_object(data)) and self._is_no_chunk(item, reading):
             return
@@ -236,7 +236,7 @@ class WholeReader:
     def end(self) -> Reading:
         if self._size > BODY_LIMIT:
             return Reading()
-        body = _as_utf8(b"".join(self._parts))
+        body = as_utf8(b"".join(self._parts))
         error = error_of_event(body, secrets=self._secrets) if b'"error"' in body else None
         if error is not None:
             return Reading(fault=error)
@@ -343,17 +343,6 @@ class _Whole(msgspec.Struct):
 _whole_decoder = msgspec.json.Decoder(_Whole)
 _usage_decoder = msgspec.json.Decoder(_Usage)
 _object_decoder = msgspec.json.Decoder(_Object)
-
-
-def _as_utf8(data: bytes) -> bytes:
-    """With U+FFFD in the place of what is no UTF-8, as the standard of event streams has it: clients may be strict."""
-    if data.isascii():
-        return data
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return data.decode(errors="replace").encode()
-    return data
 
 
 def _is_object(data: bytes) -> bool:

@@ -247,10 +247,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _close(self) -> None:
         """For a request that was answered, or whose application gave up."""
-        if (
-            not (self._busy or not self.cycle.more_body or self.transport.is_closing())
-            and self.transport.can_write_eof()
-        ):
+        still_sent = self.cycle.more_body and not self._busy
+        if still_sent and self.transport.can_write_eof() and not self.transport.is_closing():
             self._lingering = self.loop.call_later(LINGER_S, self.transport.close)
             self.pipeline.clear()
             self.transport.write_eof()

@@ -102,6 +102,17 @@ def test_a_cut_stream_is_no_end(length: int) -> None:
     assert reading.fault.code == "backend_disconnected"
 
 
+def test_what_is_not_utf8_comes_out_as_such() -> None:
+    bad = b"ab\xe6\x97 \xff"
+    wire = on_the_wire(*events_of(message({"type": "text", "text": "Text."}))).replace(b"Text.", bad)
+    body = encoded(message({"type": "text", "text": "Text."})).replace(b"Text.", bad)
+    for reader, sent in ((MessageEvents(order()), wire), (MessageBody(order()), body)):
+        came = read(reader, [sent])
+        assert came.complete
+        text = b"".join(came.events).decode()
+        assert [text.count(each) for each in ("ab\ufffd", " \ufffd")] == [1, 1]
+
+
 def test_output_is_estimated_until_it_is_told() -> None:
     reader = MessageEvents(order())
     said = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "x" * 80}}
