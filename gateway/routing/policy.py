@@ -133,13 +133,16 @@ class Balancer:
 
     def answering(self, endpoint: Endpoint) -> None:
         """It began to give a good answer."""
-        self._standing(endpoint).breaker.answered(self._clock.monotonic())
+        self._answered(self._standing(endpoint), self._clock.monotonic())
 
     def succeeded(self, endpoint: Endpoint) -> None:
         """It gave a whole answer."""
         standing = self._standing(endpoint)
         standing.succeeded_at = now = self._clock.monotonic()
-        standing.breaker.succeeded(now)
+        if standing.breaker.open_until == 0.0:
+            standing.breaker.succeeded(now)
+        else:
+            self._answered(standing, now)
 
     def failed(
         self,
@@ -168,7 +171,7 @@ class Balancer:
         if busy or (unhealthy and retry_after_s is not None):
             standing.set_aside(now, retry_after_s)
         if not unhealthy:
-            standing.breaker.answered(now)
+            self._answered(standing, now)
         elif retry_after_s is None and standing.breaker.failed(now, at_once=unreachable):
             self._tell_opened(standing, now)
 
@@ -276,6 +279,13 @@ class Balancer:
             if mark < 0:
                 return index
         return max(index for index, weight in enumerate(weights) if weight > 0)  # rounding
+
+    def _answered(self, standing: Standing, now: float) -> None:
+        breaker = standing.breaker
+        if breaker.open_until != 0.0:
+            breaker.answered(now)
+            if breaker.open_until == 0.0:
+                _log.info("breaker_closed", backend=standing.id, pool=standing.pool)
 
     def _tell_opened(self, standing: Standing, now: float) -> None:
         _log.warning(

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from gateway.routing.breaker import COOL_DOWN_S, FAILURES_IN_A_ROW
 from gateway.routing.policy import TRIES_A_TIER
@@ -396,3 +397,17 @@ def test_whatever_there_is_a_usable_one_is_taken_if_there_is_one(
     else:
         assert (chosen is None) == all(kind == "told" for _, kind in candidates)
         assert chosen is None or chosen in [each for each, kind in candidates if kind != "told"]
+
+
+def test_the_log_says_when_a_breaker_opens_and_closes() -> None:
+    one = endpoint("a")
+    rig = Rig(one)
+    for finish in (rig.balancer.answering, rig.balancer.succeeded):
+        with capture_logs() as logs:
+            rig.balancer.failed(one, unhealthy=True, unreachable=True, code="backend_timeout")
+            rig.balancer.answering(one)  # of a request from before
+            rig.clock.time += 60
+            finish(one)
+            finish(one)
+        told = [(log["event"], log["backend"]) for log in logs]
+        assert told == [("breaker_opened", "a"), ("breaker_closed", "a")]
