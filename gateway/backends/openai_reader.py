@@ -21,7 +21,7 @@ from gateway.backends.lenient_json import as_utf8, decoded
 from gateway.backends.openai_errors import error_of_event
 from gateway.backends.openai_reshaping import Gathered, events_of
 from gateway.backends.renaming import renamed
-from gateway.backends.tool_call_indexes import ToolCallIndexes
+from gateway.backends.streamed_calls import StreamedCalls
 from gateway.billing.normalise import openai_usage
 from gateway.billing.usage import TokenUsage
 from worker.protocol.sse import DONE, Comment, Event, EventTooLarge, Framer
@@ -69,7 +69,7 @@ class EventReader:
         """Whether the backend told usage, by meter or otherwise. Until it has, tokens are estimated."""
         self._reported = TokenUsage()
         self._text = TextCount()
-        self._calls = ToolCallIndexes()
+        self._calls = StreamedCalls()
         self._usage_event: bytes | None = None
         """The event without choices that tells usage; it is handed on last, and once, however many there are."""
         self._waiting: list[bytes] | None = [] if order.streamed else None
@@ -175,7 +175,7 @@ class EventReader:
 
     def _hand_on(self, data: bytes, reading: Reading) -> None:
         if self._order.streamed:
-            data = self._calls.completed(data)
+            data = self._calls.corrected(data)
         if self._translator is None:
             reading.events.append(renamed(data, self._order.model))
             return
