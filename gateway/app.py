@@ -39,11 +39,12 @@ from gateway.http.admin.router import admin_router
 from gateway.http.anthropic.count_tokens import count_tokens_handler
 from gateway.http.anthropic.door import MESSAGES, MessagesDoor
 from gateway.http.cors import CrossOrigin, Origins
+from gateway.http.dispatch import Dispatch
 from gateway.http.draining import Drain
 from gateway.http.errors import EXCEPTION_HANDLERS
 from gateway.http.fleet import fleet_handlers
 from gateway.http.health import health_handlers
-from gateway.http.inference import BodyLimits, inference_handler
+from gateway.http.inference import BodyLimits, Inference, inference_handler
 from gateway.http.invoices import invoice_handlers
 from gateway.http.metrics import metrics_handler
 from gateway.http.openai.chat import CHAT, ChatDoor
@@ -108,6 +109,9 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
 
     def endpoints(pool: str) -> list[Endpoint]:
         return [*registry.endpoints(pool), *declared.endpoints(pool)]
+
+    def trusted_endpoints(pool: str) -> list[Endpoint]:
+        return [endpoint for endpoint in endpoints(pool) if not balancer.doubtful(endpoint)]
 
     drain = Drain()
     transport = Transport()
@@ -186,6 +190,16 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     responses_door = partial(ResponsesDoor, store=responses, clock=clock, most_bytes=settings.max_body_bytes)
     origins = Origins(settings.cors_origins)
     body_limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s)
+    doors = {
+        reference: partial(Inference, door, pipeline, body_limits)
+        for reference, door in (
+            (CHAT, ChatDoor),
+            (COMPLETIONS, CompletionsDoor),
+            (EMBEDDINGS, EmbeddingsDoor),
+            (RESPONSES, responses_door),
+            (MESSAGES, MessagesDoor),
+        )
+    }
 
     @asynccontextmanager
     async def running(_app: Litestar) -> AsyncIterator[None]:
@@ -223,13 +237,9 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
 
     app = Litestar(
         route_handlers=[
-            inference_handler(CHAT, ChatDoor, pipeline, body_limits),
-            inference_handler(COMPLETIONS, CompletionsDoor, pipeline, body_limits),
-            inference_handler(EMBEDDINGS, EmbeddingsDoor, pipeline, body_limits),
+            *(inference_handler(reference, make) for reference, make in doors.items()),
             websocket_handler(pipeline, origins, idle_s=settings.websocket_idle_s),
-            inference_handler(RESPONSES, responses_door, pipeline, body_limits),
-            inference_handler(MESSAGES, MessagesDoor, pipeline, body_limits),
-            count_tokens_handler(pipeline, PromptCounts(transport, endpoints), body_limits),
+            count_tokens_handler(pipeline, PromptCounts(transport, trusted_endpoints), body_limits),
             *stored_response_handlers(pipeline, responses),
             *model_handlers(pipeline),
             *usage_handlers(tenants, reports_engine, hash_end_user),
@@ -281,6 +291,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         request_max_body_size=settings.max_body_bytes,
         debug=False,
     )
+    app.asgi_handler = Dispatch(app.asgi_handler, {reference.path: make for reference, make in doors.items()}, drain)
     if settings.cors_origins:
         # Around all of it, for answers that no handler gives.
         app.asgi_handler = CrossOrigin(app.asgi_handler, origins)

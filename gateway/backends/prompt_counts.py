@@ -57,7 +57,7 @@ _decoder = msgspec.json.Decoder(_Count)
 
 class PromptCounts:
     def __init__(self, transport: Transport, endpoints: Callable[[str], Sequence[Endpoint]]) -> None:
-        """``endpoints`` lists those of a pool that are alive."""
+        """``endpoints`` lists those of a pool that seem to work: for one that does not nobody should wait."""
         self._transport = transport
         self._endpoints = endpoints
 
