@@ -136,9 +136,10 @@ class _Trial:
                 context = ssl.create_default_context() if secure else None
                 _, writer = await asyncio.open_connection(host, port, ssl=context)
         except TimeoutError:
-            raise _Failed(
-                f"{host}:{port} does not answer within {CONNECT_S:g} s; see whether a firewall lies between", final=True
-            ) from None
+            remedy = "see whether a firewall lies between"
+            if secure:
+                remedy += ", or whether base_url should begin with http"
+            raise _Failed(f"{host}:{port} does not answer within {CONNECT_S:g} s; {remedy}", final=True) from None
         except socket.gaierror:
             raise _Failed(
                 f"the name {host} cannot be resolved; check base_url, and this machine's DNS", final=True
@@ -158,7 +159,8 @@ class _Trial:
                 await writer.wait_closed()
         address = found[0][4][0]
         how = "connected with TLS" if secure else "connected"
-        return f"{host} is {address} ({_ms(resolved - began)}), {how} ({_ms(connected - resolved)})"
+        named = host if host == address else f"{host} is {address} ({_ms(resolved - began)})"
+        return f"{named}, {how} ({_ms(connected - resolved)})"
 
     async def models(self) -> str:
         brand = BRANDS[self._endpoint.brand]

@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from gateway.backends import brands
+from gateway.backends import brands, trial
 from gateway.backends.families import create_backends
 from gateway.backends.fleet_worker import FleetWorker
 from gateway.backends.transport import Transport
@@ -199,7 +199,7 @@ async def test_what_cannot_be_reached_is_told_at_once() -> None:
         assert words in step.detail
 
 
-async def test_what_is_wrong_with_tls_is_told(tmp_path: Path) -> None:
+async def test_what_is_wrong_with_tls_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def plain(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
@@ -208,6 +208,17 @@ async def test_what_is_wrong_with_tls_is_told(tmp_path: Path) -> None:
         port = listening.sockets[0].getsockname()[1]
         (step,) = await tried(endpoint(f"https://127.0.0.1:{port}"))
     assert "no TLS" in step.detail
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    monkeypatch.setattr(trial, "CONNECT_S", 0.2)
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        (step,) = await tried(endpoint(f"https://127.0.0.1:{port}"))
+    assert "should begin with http" in step.detail
+    monkeypatch.undo()
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
