@@ -21,7 +21,7 @@ from gateway.backends.lenient_json import as_utf8, decoded
 from gateway.backends.openai_errors import error_of_event
 from gateway.backends.openai_reshaping import Gathered, events_of
 from gateway.backends.renaming import renamed
-from gateway.backends.streamed_calls import StreamedCalls
+from gateway.backends.tool_calls import StreamedCalls, identified
 from gateway.billing.normalise import openai_usage
 from gateway.billing.usage import TokenUsage
 from worker.protocol.sse import DONE, Comment, Event, EventTooLarge, Framer
@@ -259,7 +259,7 @@ class WholeReader:
 
     def _told(self, body: bytes) -> list[bytes]:
         """Raises Untranslatable."""
-        order, translator = self._order, self._translator
+        order, translator, body = self._order, self._translator, identified(body)
         if not order.streamed:
             return [renamed(body, order.model) if translator is None else translator.whole(body)]
         answer = decoded(body)

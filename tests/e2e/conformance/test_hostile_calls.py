@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
@@ -12,7 +11,7 @@ import pytest_asyncio
 
 from gateway.settings import Settings
 from tests.e2e.conformance import hostile_backend as says
-from tests.e2e.conformance.hostile_backend import DONE, ROLE, USAGE, Script, streams
+from tests.e2e.conformance.hostile_backend import DONE, ROLE, USAGE, Script, answers, streams
 from tests.e2e.conformance.targets import Clients, Declared, clients_of, declare
 from tests.gateway.conftest import Conversation, Upstream, running_gateway
 
@@ -104,52 +103,72 @@ STREAMS: Final[dict[str, Script]] = {
 }
 
 
-@dataclass(frozen=True)
-class Place:
-    clients: Clients
+def whole(*calls: dict[str, Any], finish: str = "tool_calls") -> Script:
+    message = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"} | each for each in calls]}
+    return answers(200, says.completion(choices=[{"index": 0, "message": message, "finish_reason": finish}]))
+
+
+TO_ROME, TO_OSLO = call('{"city": "Rome"}', "weather"), call('{"city": "Oslo"}', "weather")
+WHOLES: Final[dict[str, Script]] = {
+    "whole": whole(TO_ROME | {"id": "a"}, TO_OSLO | {"id": "b"}),
+    "whole-that-stops": whole(TO_ROME | {"id": "a"}, TO_OSLO | {"id": "b"}, finish="stop"),
+    "whole-without-ids": whole(TO_ROME, TO_OSLO | {"id": ""}),
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def clients(gateway_settings: Settings) -> AsyncIterator[Clients]:
     async def converse(c: Conversation) -> None:
-        await STREAMS[c.head.split("/")[1]](c, says.Heard())
+        await (STREAMS | WHOLES)[c.head.split("/")[1]](c, says.Heard())
 
     upstream = Upstream([converse])
     await upstream.start()
-    await declare(gateway_settings.database_url, [Declared(name, "vllm", f"{upstream.url}/{name}") for name in STREAMS])
+    await declare(
+        gateway_settings.database_url, [Declared(name, "vllm", f"{upstream.url}/{name}") for name in STREAMS | WHOLES]
+    )
     async with running_gateway(gateway_settings) as gateway, clients_of(gateway.url, gateway.key) as clients:
         yield clients
     await upstream.stop()
     assert upstream.failures == []
 
 
-@pytest.mark.parametrize("name", STREAMS)
+EITHER = pytest.mark.parametrize("name", [*STREAMS, *WHOLES])
+
+
+@EITHER
 async def test_chat(clients: Clients, name: str) -> None:
-    async with clients.openai.chat.completions.stream(model=name, messages=[QUESTION], tools=[TOOL]) as events:
-        final = await events.get_final_completion()
-    found = [
-        (each.id, each.function.name, json.loads(each.function.arguments))
-        for each in final.choices[0].message.tool_calls or ()
-    ]
-    check(name, found)
+    chats, ask = clients.openai.chat.completions, {"model": name, "messages": [QUESTION], "tools": [TOOL]}
+    if name in WHOLES:
+        final: Any = await chats.create(**ask)
+    else:
+        async with chats.stream(**ask) as events:
+            final = await events.get_final_completion()
+    calls = final.choices[0].message.tool_calls or ()
+    check(name, [(each.id, each.function.name, json.loads(each.function.arguments)) for each in calls])
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@EITHER
 async def test_responses(clients: Clients, name: str) -> None:
     tool: Any = {"type": "function"} | TOOL["function"]
-    async with clients.openai.responses.stream(model=name, input="Weather?", tools=[tool], store=False) as events:
-        final = await events.get_final_response()
+    ask: Any = {"model": name, "input": "Weather?", "tools": [tool], "store": False}
+    if name in WHOLES:
+        final: Any = await clients.openai.responses.create(**ask)
+    else:
+        async with clients.openai.responses.stream(**ask) as events:
+            final = await events.get_final_response()
     items = [item for item in final.output if item.type == "function_call"]
     check(name, [(item.call_id, item.name, json.loads(item.arguments)) for item in items])
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@EITHER
 async def test_messages(clients: Clients, name: str) -> None:
     tool: Any = {"name": "weather", "input_schema": {"type": "object"}}
-    async with clients.anthropic.messages.stream(
-        model=name, max_tokens=20, messages=[QUESTION], tools=[tool]
-    ) as events:
-        final = await events.get_final_message()
+    ask: Any = {"model": name, "max_tokens": 20, "messages": [QUESTION], "tools": [tool]}
+    if name in WHOLES:
+        final: Any = await clients.anthropic.messages.create(**ask)
+    else:
+        async with clients.anthropic.messages.stream(**ask) as events:
+            final = await events.get_final_message()
     assert final.stop_reason == "tool_use"
     check(name, [(block.id, block.name, block.input) for block in final.content if block.type == "tool_use"])
 
@@ -157,7 +176,7 @@ async def test_messages(clients: Clients, name: str) -> None:
 def check(name: str, found: list[tuple[str, str, Any]]) -> None:
     assert [(called, arguments) for _, called, arguments in found] == [("weather", ROME), ("weather", OSLO)]
     ids = [id for id, _, _ in found]
-    if name != "without-ids":
+    if "without-ids" not in name:
         assert ids == ["a", "b"]
     else:
         assert all(ids)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.streamed_calls import StreamedCalls
+from gateway.backends.tool_calls import StreamedCalls, identified
 
 
 def chunk(*calls: Any, choice: Any = 0) -> bytes:
@@ -83,6 +83,29 @@ def test_an_id_and_a_name_are_told_once_and_an_id_in_any_case() -> None:
 )
 def test_all_else_stays_as_it_is(data: bytes) -> None:
     assert StreamedCalls().corrected(data) == data
+
+
+def whole(*calls: Any) -> bytes:
+    return json.dumps({"id": 1.0, "choices": [{"message": {"tool_calls": list(calls)}}, {"message": None}]}).encode()
+
+
+def test_calls_of_a_whole_answer_have_ids() -> None:
+    found = json.loads(identified(whole(named(id=""), named(id="b"), named(), named(id=None))))
+    calls = found["choices"][0]["message"]["tool_calls"]
+    ids = [call["id"] for call in calls]
+    assert ids[1] == "b"
+    assert len(set(ids)) == 4
+    assert all(ids)
+    assert all(call | {"id": 0} == named(id=0) for call in calls)
+    assert (found["id"], found["choices"][1]) == (1.0, {"message": None})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [whole(named(id="a")), whole(), whole(3), b'{"tool_calls": 1}', b'"tool_calls"', b'{"tool_calls"' + b"[" * 10_000],
+)
+def test_all_other_answers_stay_as_they_are(answer: bytes) -> None:
+    assert identified(answer) == answer
 
 
 _piece = st.fixed_dictionaries(

@@ -1,8 +1,9 @@
-"""Tool calls in chunks, as clients put them together: OpenAI's own SDK does so by index, and adds text to text.
+"""Tool calls as clients know what to do with them.
 
-Each call has an index, from 0 on in the order of their coming, and an id, told once, as its name is. Some servers do
-otherwise, and the SDK then raises TypeError, or makes one call of two: Google's leave the index out, others have 0 for
-all, older versions of vLLM send a new id with each piece, others send none.
+Each has an id, by which its result is sent back. In a stream it has an index, too, from 0 on in the order of coming,
+and its id and name are told once: OpenAI's own SDK puts pieces together by index, and adds text to text. Some servers
+do otherwise, and the SDK then raises TypeError, or makes one call of two: Google's leave the index out, others have 0
+for all, older versions of vLLM send a new id with each piece, others send none.
 Reference: https://platform.openai.com/docs/api-reference/chat-streaming
 """
 
@@ -61,7 +62,7 @@ class _Choice:
             if piece.index is not None:
                 self._places[piece.index] = place
             if id is None:
-                change["id"] = f"call_{uuid7().hex}"
+                change["id"] = _new_id()
         else:
             call = self._calls[place]
             if id is not None:
@@ -86,6 +87,28 @@ class _Choice:
         else:
             begins = name is not None and id != call.id
         return None if begins else place
+
+
+def identified(answer: bytes) -> bytes:
+    """A whole chat completion with an id for each call that has none; as it is where all have one."""
+    if b'"tool_calls"' not in answer:
+        return answer
+    try:
+        choices = _whole_decoder.decode(answer).choices
+    except (msgspec.DecodeError, RecursionError):
+        return answer
+    said = [choice.message.tool_calls or () if choice.message is not None else () for choice in choices]
+    changes = [
+        (place, at, {"id": _new_id()})
+        for place, calls in enumerate(said)
+        for at, call in enumerate(calls)
+        if _text(call.id) is None
+    ]
+    return _changed(answer, changes, within="message") if changes else answer
+
+
+def _new_id() -> str:
+    return f"call_{uuid7().hex}"
 
 
 class _Known(msgspec.Struct):
@@ -117,18 +140,27 @@ class _Chunk(msgspec.Struct):
     choices: list[_Said]
 
 
+class _SaidWhole(msgspec.Struct):
+    message: _Delta | None = None
+
+
+class _Whole(msgspec.Struct):
+    choices: list[_SaidWhole]
+
+
 _decoder = msgspec.json.Decoder(_Chunk)
+_whole_decoder = msgspec.json.Decoder(_Whole)
 
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _changed(data: bytes, changes: list[tuple[int, int, dict[str, Any]]]) -> bytes:
-    chunk = decoded(data)
+def _changed(data: bytes, changes: list[tuple[int, int, dict[str, Any]]], *, within: str = "delta") -> bytes:
+    answer = decoded(data)
     for place, at, change in changes:
-        calls = chunk["choices"][place]["delta"]["tool_calls"]
-        call = {"index": None} | calls[at]
+        calls = answer["choices"][place][within]["tool_calls"]
+        call = {field: None for field in ("index", "id") if field in change} | calls[at]
         for field, value in change.items():
             where = call["function"] if field == "name" else call
             if value is None:
@@ -136,4 +168,4 @@ def _changed(data: bytes, changes: list[tuple[int, int, dict[str, Any]]]) -> byt
             else:
                 where[field] = value
         calls[at] = call
-    return encoded(chunk)
+    return encoded(answer)
