@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
@@ -39,16 +40,22 @@ class Drain:
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
             if self.began and scope["type"] == ScopeType.HTTP and scope["path"] not in STILL_ANSWERED:
                 raise refused()
-            self._running += 1
-            self._quiet.clear()
-            try:
+            with self.running():
                 await app(scope, receive, send)
-            finally:
-                self._running -= 1
-                if not self._running:
-                    self._quiet.set()
 
         return serve
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """For what a stop has to wait for."""
+        self._running += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._quiet.set()
 
     async def ended(self) -> None:
         """Wait, but not for long, until no request runs."""

@@ -98,9 +98,9 @@ class Door(Protocol):
 KEEP_ALIVE = encode_comment(b"keep-alive")
 
 
-def inference_handler(
-    reference: Reference, door: Callable[[UUID, Client], Door], pipeline: Pipeline, limits: BodyLimits
-) -> HTTPRouteHandler:
+def inference_handler(reference: Reference, make: Callable[[], Inference]) -> HTTPRouteHandler:
+    """``make``: what answers one request."""
+
     @post(
         reference.path,
         status_code=200,
@@ -111,7 +111,7 @@ def inference_handler(
         tags=[reference.tag],
     )
     async def infer() -> ASGIApp:
-        return Inference(door, pipeline, limits)
+        return make()
 
     return infer
 
