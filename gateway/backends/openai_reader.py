@@ -41,10 +41,10 @@ _SAYS_NOTHING = re.compile(
 class EventReader:
     """An event stream that ends with ``[DONE]``.
 
-    A whole answer may come so, too: as one event, between a meter's comments. Events that say nothing yet, as the one
-    with the role, wait for the first that does, so that an error behind them can still go elsewhere. Without
-    ``ends_with_done`` the body's end is the answer's good end as well, if the last event but usage bears a reason to
-    finish.
+    A whole answer may come so, too: as one event, between a meter's comments. It waits for its end, and events of a
+    stream that say nothing yet, as the one with the role, wait for the first that does: an error behind them can still
+    go elsewhere. Without ``ends_with_done`` the body's end is the answer's good end as well, if the last event but
+    usage bears a reason to finish.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class EventReader:
         self._calls = StreamedCalls()
         self._usage_event: bytes | None = None
         """The event without choices that tells usage; it is handed on last, and once, however many there are."""
-        self._waiting: list[bytes] | None = [] if order.streamed else None
-        """Events before the first that says something; None from then on."""
+        self._waiting: list[bytes] | None = []
+        """Events before the first that says something; None from then on. A whole answer waits for its end."""
         self._anything = False
         self._finished = False
         self._over = False
@@ -145,6 +145,11 @@ class EventReader:
             self._text.add(data)
         if not self._ends_with_done:
             self._finished = _FINISH_REASON.search(data) is not None
+        if not order.streamed:
+            if self._waiting:
+                self._fail(reading, faults.malformed("sent two answers at once"))
+            self._waiting = [data]
+            return
         if self._waiting is not None:
             if len(self._waiting) < MOST_WAITING and _SAYS_NOTHING.search(data) and not _FINISH_REASON.search(data):
                 self._waiting.append(data)

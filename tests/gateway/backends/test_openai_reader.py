@@ -442,6 +442,17 @@ OPENINGS = [
 ]
 
 
+def test_a_whole_answer_comes_with_its_end_and_alone() -> None:
+    """So that a cut behind it can still go elsewhere, and no backend fills the memory."""
+    reader = EventReader(order(streamed=False))
+    body = json.dumps(chunk()).encode()
+    assert reader.feed(encode_event(body)).events == []
+    assert len(reader.feed(b"data: [DONE]\n\n").events) == 1
+    assert stream(chunk(), done=False, streamed=False).events == []
+    twice = stream(chunk(), chunk(), streamed=False)
+    assert (twice.code, twice.events) == ("backend_protocol_error", [])
+
+
 def test_an_error_behind_an_opening_that_says_nothing_comes_alone() -> None:
     came = stream(*OPENINGS, err(message="x", type="server_error"))
     assert (came.code, came.events) == ("server_error", [])
