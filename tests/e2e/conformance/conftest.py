@@ -26,6 +26,8 @@ def gateway_settings(databases: Any, redis_server: str, tmp_path_factory: pytest
         probe_interval_s=3600.0,
         # Clients, gateway and backends share one event loop, which a busy machine may hold up.
         connect_timeout_s=20.0,
+        redis_timeout_s=10.0,
+        lease_s=60.0,
         spool_dir=str(tmp_path_factory.mktemp("spool")),
     )
     databases.drop(database_url)

@@ -141,7 +141,7 @@ def no_answers() -> Iterator[Case]:
         "silent",
         says.says_nothing,
         refused(504, "backend_timeout"),
-        first_byte_timeout_s=0.3,
+        first_byte_timeout_s=1.5,
     )
 
 
@@ -174,7 +174,7 @@ def endings() -> Iterator[Case]:
         streams(ROLE, PAR, ending="kept"),
         broken("backend_timeout", "Par"),
         ("streamed",),
-        idle_timeout_s=0.3,
+        idle_timeout_s=1.5,
     )
     yield Case("no-done-of-a-brand-without", streams(*SAID, USAGE), GOOD, ("streamed",), brand="generic")
     yield Case(
