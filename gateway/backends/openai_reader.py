@@ -27,7 +27,7 @@ from gateway.billing.usage import TokenUsage
 from worker.protocol.sse import DONE, Comment, Event, EventTooLarge, Framer
 
 EVENT_LIMIT = 16 * 1024 * 1024
-BODY_LIMIT = 64 * 1024 * 1024
+BODY_LIMIT = 128 * 1024 * 1024
 Meter = Callable[[bytes], TokenUsage | None]
 """Running totals that a comment of the stream tells, if it tells any."""
 MOST_WAITING = 256
