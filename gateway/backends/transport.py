@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
+from typing import Any
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
@@ -99,8 +102,20 @@ class Reply:
         self._response.close()
 
 
+class _Protocol(ResponseHandler):
+    """Reading that was not paused needs no resuming: aiohttp does so, parser and socket, with each chunk of a body."""
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
+
 class _Connector(aiohttp.TCPConnector):
     """Uses no idle connection again on which something came: aiohttp would take it for the next request's answer."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._factory = partial(_Protocol, loop=self._loop)  # type: ignore[assignment]
 
     async def _get(self, key: ConnectionKey, traces: list[Trace]) -> Connection | None:
         while (found := await super()._get(key, traces)) is not None:

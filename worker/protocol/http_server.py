@@ -25,6 +25,7 @@ FLUSH_CHECK_S: Final = 30.0
 LINGER_S: Final = 30.0
 """How long a client may go on sending a body that was refused. A connection that is closed with something unread is
 reset, and the answer may be lost with it (RFC 9112, section 9.6)."""
+_STATUS_LINE: Final = b"HTTP/1.1 "
 HANGUP: Final = "penstock.hangup"
 """Extension of the scope: its ``Hangup``."""
 
@@ -106,7 +107,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._outlet = _Outlet(transport, self._close)
+        self._outlet = _Outlet(transport, self.loop, self._close)
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
@@ -289,12 +290,35 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class _Outlet:
-    """As much as a request's cycle needs of its connection."""
+    """As much as a request's cycle needs of its connection. The head of an answer leaves together with what follows it
+    in the same turn of the event loop: writing is what costs a server most."""
 
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self.write = transport.write
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, close: Callable[[], None]
+    ) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._close = close
+        self._head = b""
         self.is_closing = transport.is_closing
-        self.close = close
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
+        elif data.startswith(_STATUS_LINE):
+            self._head = data
+            self._loop.call_soon(self._flush)
+            return
+        self._transport.write(data)
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
+
+    def close(self) -> None:
+        self._flush()
+        self._close()
 
 
 def _peer_closed(transport: asyncio.Transport) -> bool:
