@@ -33,7 +33,7 @@ from gateway.billing.drainer import Drainer
 from gateway.billing.prices import PriceBook
 from gateway.billing.reports import end_user_hasher
 from gateway.clock import Clock, SystemClock
-from gateway.db.engine import create_engine, transaction
+from gateway.db.engine import create_engine, disposing, transaction
 from gateway.db.migrate import check_schema
 from gateway.http.admin.router import admin_router
 from gateway.http.anthropic.count_tokens import count_tokens_handler
@@ -205,6 +205,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     async def running(_app: Litestar) -> AsyncIterator[None]:
         # Left in reverse: requests have ended by then, settlements reach Redis, then what they left is drained.
         async with (
+            disposing(engine, budgets_engine, reports_engine, responses_engine),
             transport,
             registry,
             declared,
@@ -223,8 +224,6 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
                 await drain.ended()
                 await admission.close()
                 await drainer.close()
-                for each in (engine, budgets_engine, reports_engine, responses_engine):
-                    await each.dispose()
                 if tracing is not None:
                     await asyncio.to_thread(tracing.close)
 

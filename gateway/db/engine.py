@@ -89,6 +89,18 @@ def create_engine(url: str, *, pool_size: int = 10) -> AsyncEngine:
 
 
 @asynccontextmanager
+async def disposing(*engines: AsyncEngine) -> AsyncIterator[None]:
+    """Close the engines' connections at the end. One that is in use then would never be closed, so whoever uses them
+    ends before.
+    """
+    try:
+        yield
+    finally:
+        for engine in engines:
+            await engine.dispose()
+
+
+@asynccontextmanager
 async def transaction(engine: AsyncEngine, *, timeout_s: float = READ_TIMEOUT_S) -> AsyncIterator[AsyncConnection]:
     """One transaction that must end within ``timeout_s``: committed at the end of the block, rolled back on any error.
 
