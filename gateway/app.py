@@ -61,7 +61,7 @@ from gateway.idempotency.store import SCRIPTS as IDEMPOTENCY_SCRIPTS
 from gateway.observability.backend_gauges import backend_gauges
 from gateway.observability.metrics import Gauge, Metrics
 from gateway.observability.observer import Observability
-from gateway.observability.tracing import Tracing, tracing_wanted
+from gateway.observability.tracing import Tracing, TracingNotInstalled, tracing_wanted
 from gateway.pipeline import Pipeline
 from gateway.responses.retention import ResponseRetention
 from gateway.responses.store import ResponseStore
@@ -167,7 +167,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     )
     for gauge in backend_gauges(balancer.snapshot):
         metrics.watch(gauge)
-    tracing = Tracing() if tracing_wanted(os.environ) else None
+    tracing = _create_tracing()
     pipeline = Pipeline(
         tenants=tenants,
         catalog=catalog,
@@ -295,3 +295,11 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         # Around all of it, for answers that no handler gives.
         app.asgi_handler = CrossOrigin(app.asgi_handler, origins)
     return app
+
+
+def _create_tracing() -> Tracing | None:
+    """Raises SettingsError."""
+    try:
+        return Tracing() if tracing_wanted(os.environ) else None
+    except TracingNotInstalled as fault:
+        raise SettingsError(str(fault)) from fault
