@@ -97,6 +97,8 @@ class RedisClient(ABC):
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Of the first call, and of all others: to ask which one runs is a system call each time."""
         self.time_offset_ms = 0
         """Added to Redis' time by the scripts of this package. Only tests set it."""
 
@@ -122,7 +124,9 @@ class RedisClient(ABC):
         return self._submit(keys[0], packed, lambda: pack(("EVAL", script.source, *tail)))
 
     def _call(self, packed: bytes, whole: Callable[[], bytes] | None) -> Call:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
         return Call(loop.create_future(), loop.time() + self._timeout_s, packed, whole)
 
     @abstractmethod

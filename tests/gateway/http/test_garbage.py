@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import httpx
+
+from gateway.answer import Answer
+from gateway.backends.relay import Exchange
+from gateway.http.client import Client
+from gateway.http.inference import Inference
+
+
+def left_over() -> list[str]:
+    return [type(one).__name__ for one in gc.get_objects() if isinstance(one, Answer | Client | Exchange | Inference)]
+
+
+async def test_answers_leave_nothing_to_the_garbage_collector(gateway: Any, upstream: Any) -> None:
+    """It runs seldom, so that what lies in reference cycles would stay a while, with all that hangs on it."""
+
+    async def answers(c: Any) -> None:
+        if not c.body["stream"]:
+            await c.whole()
+            return
+        await c.begin()
+        await c.token("Par", 1)
+        await c.done()
+
+    await gateway.register(await upstream(answers))
+    ask = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
+    gc.collect()
+    gc.disable()
+    try:
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {gateway.key}"}, timeout=20) as client:
+            for streamed in (False, True, False, True):
+                answer = await client.post(f"{gateway.url}/v1/chat/completions", json=ask | {"stream": streamed})
+                assert answer.status_code == 200
+            async with asyncio.timeout(10):
+                while left_over():  # noqa: ASYNC110 - what is waited for has no event
+                    await asyncio.sleep(0.05)
+    finally:
+        gc.enable()
