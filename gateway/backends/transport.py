@@ -172,7 +172,7 @@ class Transport:
                     method,
                     self._url(url),
                     headers=headers,
-                    data=body,
+                    data=None if body is None else aiohttp.BytesPayload(body),
                     allow_redirects=False,
                     timeout=self._timeout(connect_s),
                 )
