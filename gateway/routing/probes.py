@@ -88,8 +88,9 @@ class Probes:
         now = self._clock.monotonic()
         last, self._last = self._last, {}
         for endpoint in alive:
-            # A new one has its first probe at any time within the interval, so that they spread.
-            self._last[endpoint.id] = last.get(endpoint.id, now - self._random.random() * self._every_s)
+            # A new one has its first probe at any time within the interval, so that they spread; but not at once.
+            waited = self._random.random() * self._every_s * (1 - JITTER)
+            self._last[endpoint.id] = last.get(endpoint.id, now - waited)
             if endpoint.id not in self.under_way and self._due(endpoint, now):
                 self._last[endpoint.id] = now
                 self.under_way.add(endpoint.id)

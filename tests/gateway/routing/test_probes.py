@@ -86,6 +86,16 @@ async def test_a_worker_is_probed_while_requests_are_there_of_which_none_succeed
         assert lab.asked["worker"] >= 2
 
 
+async def test_a_new_one_is_not_probed_at_once() -> None:
+    for seed in range(50):
+        lab = Lab(WORKER, DECLARED, random=Random(seed))
+        async with lab.probes:
+            with lab.balancer.using(WORKER):
+                lab.probes.turn()
+            assert not lab.probes.under_way
+            assert not lab.asked
+
+
 async def test_one_that_dies_unused_is_found_dead_and_then_alive_again() -> None:
     lab = Lab(DECLARED)
     async with lab.probes:
