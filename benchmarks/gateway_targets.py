@@ -155,7 +155,7 @@ def penstock(folder: Path, backend: int) -> Iterator[Target]:
         routes = "".join(_ROUTE.format(name=name) for name in ("m", PACED, "endless"))
         fleet = folder / "fleet.toml"
         fleet.write_text(_FLEET.format(url=f"http://127.0.0.1:{backend}/v1", routes=routes))
-        command("apply", fleet, "--yes")
+        command("apply", "--file", fleet, "--yes")
         key = command("key", "create", "--tenant", "bench").split()[-1]
         process = stack.enter_context(
             running([penstock_program, "serve"], core=TARGET_CORE, log=log, cwd=folder, env=env)
