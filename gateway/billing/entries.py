@@ -22,6 +22,8 @@ MAX_KEY_TEXT = 200
 MAX_NOTE_TEXT = 500
 """Longer texts that only explain are cut."""
 MAX_TAGS = 32
+MAX_ATTEMPTS = 20
+MAX_ATTEMPT_TEXT = 300
 MAX_TAG_TEXT = 200
 """More tags and longer ones are cut too."""
 EARLIEST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -32,6 +34,7 @@ _NOTES = {
     # Part of an index, too.
     "backend": MAX_KEY_TEXT,
     "end_user": MAX_KEY_TEXT,
+    "api": MAX_KEY_TEXT,
     "error_code": MAX_NOTE_TEXT,
     "client_request_id": MAX_NOTE_TEXT,
 }
@@ -144,6 +147,9 @@ def _checked(event: UsageEvent, now: datetime) -> UsageEvent:
             changes[name] = min(max(value, least), most)
     if event.tags and (tags := _tags(event.tags)) != event.tags:
         changes["tags"] = tags
+    failed = [clean_text(attempt[:MAX_ATTEMPT_TEXT]) for attempt in event.failed_attempts[:MAX_ATTEMPTS]]
+    if failed != event.failed_attempts:
+        changes["failed_attempts"] = failed
     return msgspec.structs.replace(event, **changes) if changes else event
 
 

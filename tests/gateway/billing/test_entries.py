@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from gateway.billing.entries import (
     LATEST_AHEAD,
     MAX_AMOUNT,
+    MAX_ATTEMPT_TEXT,
+    MAX_ATTEMPTS,
     MAX_KEY_TEXT,
     MAX_NOTE_TEXT,
     MAX_TAG_TEXT,
@@ -95,6 +97,16 @@ def test_a_silly_duration_does_not_keep_money_out() -> None:
     raw = json.dumps(GOOD | {"first_token_ms": -5, "total_ms": 10**30, "queue_ms": -1, "attempts": -1}).encode()
     event = read_entry("1-0", _fields(raw), NOON).event
     assert (event.first_token_ms, event.total_ms, event.queue_ms, event.attempts) == (None, None, None, 0)
+
+
+def test_failed_attempts_are_bounded_and_clean() -> None:
+    told = ["w1 backend_timeout", "w2 \0", *(f"w{number} " + "x" * 10_000 for number in range(50))]
+    raw = json.dumps(GOOD | {"failed_attempts": told, "api": "messages"}).encode()
+    event = read_entry("1-0", _fields(raw), NOON).event
+    assert event.failed_attempts[:2] == ["w1 backend_timeout", "w2 \N{REPLACEMENT CHARACTER}"]
+    assert len(event.failed_attempts) == MAX_ATTEMPTS
+    assert {len(attempt) for attempt in event.failed_attempts[2:]} == {MAX_ATTEMPT_TEXT}
+    assert event.api == "messages"
 
 
 def test_tags_are_bounded_in_number_and_length_sorted_and_each_once() -> None:
