@@ -192,6 +192,11 @@ class Upstream:
                 first, *lines = head.strip().split("\r\n")
                 headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
                 raw = await reader.readexactly(int(headers.get("content-length", "0")))
+                if first.startswith("GET /health "):  # a probe, which may come at any time and is no part of a script
+                    writer.write(f"HTTP/1.1 200 X\r\ncontent-length: 0\r\n{ending}\r\n".encode())
+                    if not self.keep_alive:
+                        return
+                    continue
                 conversation = Conversation(reader, writer, first, headers, raw, ending)
                 self.seen.append(conversation)
                 script = self.scripts[min(len(self.seen), len(self.scripts)) - 1]

@@ -156,6 +156,10 @@ def test_the_log_names_each_request_and_no_secret(own_worker: StartWorker) -> No
     headers = {"authorization": f"Bearer {FLEET_TOKEN}", "x-request-id": "0193-abc"}
     answer = httpx.post(f"{worker.url}/v1/chat/completions", json=BODY, headers=headers, timeout=20)
     assert answer.status_code == 200
+    deadline = time.monotonic() + 10
+    while not worker.events("chat"):  # the line is written when the answer has left
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     (line,) = worker.events("chat")
     assert (line["request_id"], line["outcome"], line["prompt_tokens"]) == ("0193-abc", "ok", 31)
     log = worker.log.read_text()
