@@ -11,7 +11,6 @@ from gateway.backends.relay import Exchange
 from gateway.http.client import Client
 from gateway.http.inference import Inference
 
-
 KINDS = {Answer, Client, Exchange, Inference}
 
 
