@@ -1,7 +1,8 @@
 """Settings of one gateway process: environment first, then a TOML file, then defaults that suit local use.
 
-Each field is read from ``PENSTOCK_<FIELD>`` (``DATABASE_URL`` and ``REDIS_URL`` bear no prefix) or from a key of the
-same name in the TOML file named by ``PENSTOCK_CONFIG``, else ``.penstock/settings.toml`` if it is there.
+Each field is read from ``PENSTOCK_<FIELD>`` (``DATABASE_URL``, ``REDIS_URL`` and ``CACHE_REDIS_URL`` bear no prefix)
+or from a key of the same name in the TOML file named by ``PENSTOCK_CONFIG``, else ``.penstock/settings.toml`` if it is
+there.
 No secret has a default.
 """
 
@@ -17,7 +18,8 @@ from typing import Any
 import msgspec
 
 LOCAL_CONFIG = Path(".penstock/settings.toml")
-_UNPREFIXED = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL"}
+_UNPREFIXED = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL", "cache_redis_url": "CACHE_REDIS_URL"}
+_REQUIRED = ("database_url", "redis_url")
 
 
 SECRET_KEY_LENGTH = 32
@@ -58,6 +60,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     redis_url: str
     """Redis for money and coordination, as ``redis://:password@host:port/0``, or a cluster, as
     ``redis+cluster://:password@host:port,host:port``; it must persist and never evict."""
+    cache_redis_url: str | None = None
+    """Redis for what may be lost: kept answers and the prompt log. One server, which may evict; with the search module
+    also answers of the same meaning are found. Without it, ``redis_url``'s serves, if that is no cluster."""
     host: str = "127.0.0.1"
     """Address to listen on; loopback unless told otherwise."""
     port: int = 8080
@@ -66,6 +71,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     secret_key: str | None = None
     """From which hashes of end users and keys of sealed values are made. At least 32 characters, alike on all replicas;
     a gateway does not start without it. Changed, end users get new hashes and sealed values are lost."""
+    master_key: str | None = None
+    """Wraps the tenants' own keys, by which prompt log and kept answers are sealed. At least 32 characters, alike on
+    all replicas. Without it, one made of ``secret_key`` serves."""
+    previous_master_key: str | None = None
+    """The one before, while `penstock prompts rewrap` has not wrapped all keys anew."""
     spool_dir: str = ".penstock/spool"
     """Folder for settlements that Redis cannot take; on a disk that survives a restart. Gateways of one host may share
     it."""
@@ -117,7 +127,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         # Imported here: they take long to load, and `penstock --help` needs none of it.
         from gateway.db.engine import psycopg_url
-        from gateway.redis_url import parse_redis_url
+        from gateway.redis_url import ClusterAddress, parse_redis_url
 
         psycopg_url(self.database_url)
         parse_redis_url(self.redis_url)
@@ -133,6 +143,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(
                 f"secret_key must have at least {SECRET_KEY_LENGTH} characters; make one with `openssl rand -hex 32`"
             )
+        for name in ("master_key", "previous_master_key"):
+            if (key := getattr(self, name)) is not None and len(key) < SECRET_KEY_LENGTH:
+                raise ValueError(
+                    f"{name} must have at least {SECRET_KEY_LENGTH} characters; make one with `openssl rand -hex 32`"
+                )
+        if self.cache_redis_url is not None and isinstance(parse_redis_url(self.cache_redis_url), ClusterAddress):
+            raise ValueError("cache_redis_url must name one server, not a cluster")
         if self.ledger_retention_months is not None and self.ledger_retention_months < 1:
             raise ValueError("ledger_retention_months must be at least 1; leave it out to keep all rows")
         for name, (least, most) in _RANGES.items():
@@ -165,8 +182,9 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         variable = _UNPREFIXED.get(field, f"PENSTOCK_{field.upper()}")
         if environ.get(variable):
             values[field] = _split(environ[variable]) if field in _LISTS else environ[variable]
-    for field, variable in _UNPREFIXED.items():
+    for field in _REQUIRED:
         if field not in values:
+            variable = _UNPREFIXED[field]
             raise SettingsError(f"{variable} is not set, and {path} does not give {field}; set it, or run `make up`")
     try:
         return msgspec.convert(values, Settings, strict=False)
