@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
 
 import structlog
+from msgspec.structs import replace
 
 from gateway.admission.ticket import Ticket
 from gateway.ask import Call

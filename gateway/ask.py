@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
@@ -36,8 +35,7 @@ class Untranslatable(Exception):
     """An answer is not as its API has it; the message says what is wrong with it, as a clause that follows "it"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """What the gateway must know of a request for inference, and the request itself."""
 
     body: Body
@@ -72,8 +70,7 @@ class Ask:
     """Where the client names the cap, or would."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """A request at the door: who asks is known before its body is read."""
 
     request_id: UUID

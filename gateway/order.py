@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from gateway.admission.ticket import MAX_AMOUNT, Bound, Draft
 from gateway.ask import Ask, Call
@@ -18,8 +19,7 @@ from worker.protocol.errors import ApiError, bad_request, context_length_exceede
 DEFAULT_COMPLETION_TOKENS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """All that is decided of a request before it is admitted, for one state of its tenant's configuration."""
 
     principal: Principal

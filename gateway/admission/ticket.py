@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.apis import Api
 from gateway.billing.prices import Tariff
@@ -37,8 +37,7 @@ _NO_USAGE = TokenUsage()
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True):
     """What is known of a request's ledger row before it runs."""
 
     route: str
@@ -52,8 +51,7 @@ class Draft:
     api: Api = "chat_completions"
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True):
     """The most that a request can come to. It is reserved at admission."""
 
     nano_usd: int
@@ -87,8 +85,7 @@ def plausible(usage: TokenUsage) -> TokenUsage:
     return replace(usage, **{name: min(max(getattr(usage, name), 0), most) for name, most in _MOST.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """What an admission has taken from, as its settlement and a restoration must name it. Packed for the scripts."""
 
     counters: bytes
@@ -136,7 +133,7 @@ class Ticket:
     def reprice(self, tariff: Tariff) -> None:
         """Other prices came into force before the admission: the row goes by these, though other ones were reserved by.
         A price that ended is kept, since the request was let in by it."""
-        if tariff.charge is not None and tariff != self.draft.tariff:
+        if tariff is not self.draft.tariff and tariff.charge is not None and tariff != self.draft.tariff:
             self.draft = replace(self.draft, tariff=tariff)
 
     def checkpoint(self, usage: TokenUsage, backend: str | None) -> None:

@@ -6,10 +6,10 @@ Reference: https://platform.claude.com/docs/en/build-with-claude/streaming
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.ask import Translator, Untranslatable
 from gateway.backends import faults

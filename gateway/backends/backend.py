@@ -7,8 +7,9 @@ Adapters are stateless and cheap. A ``Reader`` reads one attempt's answer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from gateway.apis import Api
 from gateway.ask import Body, Translator
@@ -18,8 +19,7 @@ from gateway.routing.route import Endpoint, Target
 from worker.protocol.errors import bad_request
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(msgspec.Struct, frozen=True):
     """One request for inference, ready to be put into the words of any backend that serves it."""
 
     request_id: str
@@ -71,20 +71,22 @@ class Order:
         return self.body
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True):
     """One request to a backend."""
 
     url: str
-    headers: dict[str, str] = field(repr=False)
-    body: bytes = field(repr=False)
+    headers: dict[str, str]
+    body: bytes
+
+    def __repr__(self) -> str:
+        """Without what may be secret."""
+        return f"Outgoing(url={self.url!r})"
 
 
-@dataclass(slots=True)
-class Reading:
+class Reading(msgspec.Struct):
     """What some bytes of an answer came to."""
 
-    events: list[bytes] = field(default_factory=list)
+    events: list[bytes] = []
     """JSON for the client, in the words of the order's API: of each event, or of the whole answer."""
     usage: TokenUsage | None = None
     """Running totals, if they changed."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import datetime
@@ -16,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.billing.genai_import import HostedPrice, hosted_price
 from gateway.billing.price_spec import LATEST, RATES, Basis, PriceSpec, checked
-from gateway.billing.tariff import Price, Tariff
+from gateway.billing.tariff import Price, Schedule, Tariff, in_force
 from gateway.clock import Clock
 from gateway.db.cached import CachedCopy
 from gateway.db.engine import transaction
@@ -48,6 +47,7 @@ _FIELDS = tuple(field.name for field in fields(Price) if field.init)
 _Key = tuple[str, UUID | None, Basis]
 _Versions = dict[_Key, list[Price]]
 """By route, tenant (None: all) and basis; oldest first."""
+_MOST_SCHEDULES = 10_000
 _MARK = text(
     "SELECT count(*) || '/' || coalesce(sum(hashtextextended(concat(id, effective_until), 0)::numeric), 0) FROM prices"
 )
@@ -62,6 +62,9 @@ class PriceBook:
         self._clock = clock
         self._last: tuple[Any, _Versions] | None = None
         self._copy = CachedCopy("prices", self._read, clock, cache_s=cache_s)
+        self._scheduled: _Versions = {}
+        self._schedules: dict[tuple[str, UUID, int], Callable[[datetime], Tariff]] = {}
+        """Made from ``_scheduled``."""
 
     async def tariff(self, route: str, principal: Principal, at: datetime) -> Tariff:
         """What the tenant pays at ``at``: its own price, else the list price with its mark-up.
@@ -74,18 +77,19 @@ class PriceBook:
     async def tariffs(self, route: str, principal: Principal) -> Callable[[datetime], Tariff]:
         """As ``tariff``, for any moment: of a request it is known only when it is admitted. Raises as ``tariff``."""
         versions = await self._copy.current()
-
-        def at(moment: datetime) -> Tariff:
-            own = _in_force(versions, (route, principal.tenant_id, "charge"), moment)
-            listed = _in_force(versions, (route, None, "charge"), moment)
-            cost = _in_force(versions, (route, None, "cost"), moment)
-            return Tariff(own or listed, cost or listed or own, principal.markup_bp)
-
-        return at
+        if versions is not self._scheduled or len(self._schedules) >= _MOST_SCHEDULES:
+            self._scheduled, self._schedules = versions, {}
+        of = (route, principal.tenant_id, principal.markup_bp)
+        found = self._schedules.get(of)
+        if found is None:
+            own = versions.get((route, principal.tenant_id, "charge"), ())
+            listed, cost = versions.get((route, None, "charge"), ()), versions.get((route, None, "cost"), ())
+            found = self._schedules[of] = Schedule(own, listed, cost, principal.markup_bp).at
+        return found
 
     async def price(self, route: str, at: datetime, *, basis: Basis = "charge") -> Price | None:
         """The list (or cost) price in force at ``at``; None: there is none then. Raises as ``tariff``."""
-        return _in_force(await self._copy.current(), (route, None, basis), at)
+        return in_force((await self._copy.current()).get((route, None, basis), ()), at)
 
     async def prices(self, route: str, *, tenant: str | None = None, basis: Basis | None = None) -> list[Price]:
         """Every version a route had, has or will have, as Postgres has them now: list prices first, then tenants' own,
@@ -234,17 +238,6 @@ class PriceBook:
 def price_version(price: Price) -> int:
     """Another number for each end that a price is given: nothing else of it changes."""
     return 1 if price.effective_until is None else int(price.effective_until.timestamp() * 1_000_000)
-
-
-def _in_force(versions: _Versions, key: _Key, at: datetime) -> Price | None:
-    known = versions.get(key)
-    if known is None:
-        return None
-    index = bisect_right(known, at, key=lambda price: price.effective_from)
-    if not index:
-        return None
-    price = known[index - 1]
-    return None if price.effective_until is not None and at >= price.effective_until else price
 
 
 def _price(row: Any) -> Price:

@@ -6,10 +6,14 @@ everything is a whole number of 1/3.6e9 nano-USD (a microsecond is 1/3.6e9 of an
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from uuid import UUID
+
+import msgspec
 
 from gateway.billing.price_spec import Basis
 from gateway.billing.usage import TokenUsage
@@ -19,6 +23,8 @@ _PER_RATE = 10**9
 _DENOMINATOR = 3_600_000_000
 _PER_TOKEN = _DENOMINATOR // 10**6
 _WHOLE_BP = 10_000
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
+_LATEST = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +132,7 @@ class Price:
         return tokens * _PER_TOKEN + pieces * _DENOMINATOR + rates.ceiling_us * rates.compute
 
 
-@dataclass(frozen=True, slots=True)
-class Tariff:
+class Tariff(msgspec.Struct, frozen=True):
     """What one tenant pays for a route at one moment, and what it costs us."""
 
     charge: Price | None
@@ -144,7 +149,7 @@ class Tariff:
     @property
     def cost_price_id(self) -> UUID | None:
         """By which the cost is reckoned, if not by ``price_id``."""
-        return self.cost.id if self.cost and self.cost != self.charge else None
+        return self.cost.id if self.cost is not self.charge and self.cost and self.cost != self.charge else None
 
     @property
     def applied_markup_bp(self) -> int:
@@ -171,6 +176,46 @@ class Tariff:
     @property
     def _factor(self) -> int:
         return _WHOLE_BP + self.applied_markup_bp
+
+
+class Schedule:
+    """What one tenant pays for one route, by the time. It keeps the last tariff for as long as that is in force."""
+
+    def __init__(self, own: Sequence[Price], listed: Sequence[Price], cost: Sequence[Price], markup_bp: int) -> None:
+        """Each oldest first."""
+        self._own = own
+        self._listed = listed
+        self._cost = cost
+        self._markup_bp = markup_bp
+        changes = {price.effective_from for price in (*own, *listed, *cost)}
+        changes |= {price.effective_until for price in (*own, *listed, *cost) if price.effective_until is not None}
+        self._changes = sorted(changes)
+        self._begin = self._end = _LATEST
+        self._tariff = Tariff(None, None)
+
+    def at(self, moment: datetime) -> Tariff:
+        """Its own price, else the list price with its mark-up. It costs us the cost price, else the list price, else
+        what the tenant pays."""
+        if not self._begin <= moment < self._end:
+            own, listed, cost = (
+                in_force(self._own, moment),
+                in_force(self._listed, moment),
+                in_force(self._cost, moment),
+            )
+            self._tariff = Tariff(own or listed, cost or listed or own, self._markup_bp)
+            index = bisect_right(self._changes, moment)
+            self._begin = self._changes[index - 1] if index else _EARLIEST
+            self._end = self._changes[index] if index < len(self._changes) else _LATEST
+        return self._tariff
+
+
+def in_force(versions: Sequence[Price], at: datetime) -> Price | None:
+    """Of the versions of a price, oldest first."""
+    index = bisect_right(versions, at, key=lambda price: price.effective_from)
+    if not index:
+        return None
+    price = versions[index - 1]
+    return None if price.effective_until is not None and at >= price.effective_until else price
 
 
 def _whole(rate: Decimal | None, otherwise: int | None = None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
@@ -33,8 +32,7 @@ def parse_usd(text: str) -> int:
     return int(whole) * NANO_PER_USD + int(fraction.ljust(9, "0"))
 
 
-@dataclass(frozen=True, slots=True)
-class TokenUsage:
+class TokenUsage(msgspec.Struct, frozen=True):
     """Running or final totals of one request, normalised from whatever its protocol reports.
 
     ``prompt_tokens`` are all that went in: those read from a cache (``cached_tokens``) and written to one

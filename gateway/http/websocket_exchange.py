@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import structlog
 from litestar.types import Send
+from msgspec.structs import replace
 
 from gateway.answerable import Answerable
 from gateway.ask import Ask, Call, given

@@ -11,9 +11,9 @@ that since they told their loads the others have done as it did itself, in propo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 
+import msgspec
 import structlog
 
 from gateway.apis import Api
@@ -32,8 +32,7 @@ _log = structlog.get_logger(__name__)
 _Group = list[tuple[Endpoint, Standing]]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     endpoint: Endpoint
     model: str
     """The name by which it knows the model."""
@@ -57,15 +56,12 @@ class Balancer:
 
     def context_length(self, targets: Sequence[Target], api: Api) -> int | None:
         """The longest of the endpoints that serve ``api``; None if none is alive."""
-        return max(
-            (
-                endpoint.context_length
-                for target in targets
-                for endpoint in self._endpoints(target.pool)
-                if api in endpoint.apis
-            ),
-            default=None,
-        )
+        longest: int | None = None
+        for target in targets:
+            for endpoint in self._endpoints(target.pool):
+                if (longest is None or endpoint.context_length > longest) and api in endpoint.apis:
+                    longest = endpoint.context_length
+        return longest
 
     def choose(
         self, targets: Sequence[Target], api: Api, *, context_length: int, tried: Sequence[str] = ()

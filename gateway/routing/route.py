@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from gateway.apis import SERVED_BY, Api, Family
@@ -25,7 +26,7 @@ class Target:
     """Lower first; the next only where none of these can be used."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Route:
     name: str
     """What tenants put in ``model``."""
@@ -54,7 +55,7 @@ class Route:
     more_targets: tuple[Target, ...] = ()
     """Beside the first, which ``pool`` and ``backend_model`` name."""
 
-    @property
+    @cached_property
     def targets(self) -> tuple[Target, ...]:
         return (Target(self.pool, self.backend_model, self.weight, self.priority), *self.more_targets)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Final
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from gateway.ask import Ask
 from gateway.long_work import worked
@@ -36,8 +36,7 @@ _NOTHING: Final = frozenset((b"null", b"[]"))
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptBound:
+class PromptBound(msgspec.Struct, frozen=True):
     """``tokens``: most that the prompt has."""
 
     tokens: int

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,7 +66,7 @@ def order(
     body = {"model": "public", "messages": [{"role": "user", "content": "hi"}]} | fields
     raw = json.dumps(body).encode()
     cap = body.get("max_completion_tokens") or body.get("max_tokens")
-    ask = replace(parse_chat(raw), choices=choices, max_output_tokens=cap)
+    ask = msgspec.structs.replace(parse_chat(raw), choices=choices, max_output_tokens=cap)
     call = Call(uuid4(), None, None, never)
     plain, output = make_order(call, ask, route, caller, prompt, longest)
     # A second order of the same request, for a newer state of its tenant, begins from the body as it came.
@@ -114,7 +115,7 @@ def test_the_bound_counts_every_choice() -> None:
 def test_images_are_in_the_bound() -> None:
     pictures = replace(PRICE, usd_per_image=Decimal("0.01"))
     tariff = Tariff(pictures, pictures)
-    bound = order(tariff=tariff, prompt=replace(PROMPT, images=3))[1]
+    bound = order(tariff=tariff, prompt=msgspec.structs.replace(PROMPT, images=3))[1]
     assert bound.nano_usd - order(tariff=tariff)[1].nano_usd == 30_000_000
 
 
