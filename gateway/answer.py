@@ -6,19 +6,44 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
-import structlog
 from msgspec.structs import replace
 
 from gateway.admission.ticket import Ticket
+from gateway.apis import Api
 from gateway.ask import Call
 from gateway.backends.faults import BackendFault
 from gateway.backends.relay import Exchange
 from gateway.billing.usage import Status, TokenUsage, usd_text
 from gateway.observability.observer import Observer
 from gateway.order import Plan
+from gateway.telemetry import Line, log_line
 from worker.protocol.errors import ApiError
 
-_log = structlog.get_logger("gateway.request")
+
+class RequestLine(Line, kw_only=True):
+    """What the log tells of a settled request; times in milliseconds."""
+
+    request_id: str
+    trace_id: str | None
+    client_request_id: str | None
+    tenant: str
+    project: str
+    key_id: str
+    api: Api
+    route: str
+    status: Status
+    error_code: str | None
+    streamed: bool
+    backend: str | None
+    attempts: int
+    failed_attempts: list[str]
+    prompt_tokens: int
+    completion_tokens: int
+    charged_nano_usd: int
+    queue_ms: int | None
+    first_token_ms: int | None
+    total_ms: int
+    event: str = "request"
 
 
 class Answer:
@@ -151,26 +176,27 @@ class Answer:
             total_s=self._ticket.age_s,
             first_token_ms=exchange.first_token_ms,
         )
-        _log.info(
-            "request",
-            request_id=self._plan.order.request_id,
-            trace_id=self._observer.trace_id,
-            client_request_id=self._call.client_request_id,
-            tenant=principal.tenant_name,
-            project=principal.project_name,
-            key_id=principal.key_id,
-            api=self._ticket.draft.api,
-            route=self._plan.route.name,
-            status=status,
-            error_code=error_code,
-            streamed=self.streamed,
-            backend=exchange.backend_id,
-            attempts=exchange.attempts,
-            failed_attempts=exchange.failed_attempts,
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            charged_nano_usd=self._ticket.charged_nano_usd,
-            queue_ms=exchange.queue_ms,
-            first_token_ms=exchange.first_token_ms,
-            total_ms=exchange.elapsed_ms(),
+        log_line(
+            RequestLine(
+                request_id=self._plan.order.request_id,
+                trace_id=self._observer.trace_id,
+                client_request_id=self._call.client_request_id,
+                tenant=principal.tenant_name,
+                project=principal.project_name,
+                key_id=principal.key_id,
+                api=self._ticket.draft.api,
+                route=self._plan.route.name,
+                status=status,
+                error_code=error_code,
+                streamed=self.streamed,
+                backend=exchange.backend_id,
+                attempts=exchange.attempts,
+                failed_attempts=exchange.failed_attempts,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                charged_nano_usd=self._ticket.charged_nano_usd,
+                queue_ms=exchange.queue_ms,
+                first_token_ms=exchange.first_token_ms,
+                total_ms=exchange.elapsed_ms(),
+            )
         )

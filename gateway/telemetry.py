@@ -6,7 +6,8 @@ import logging
 import re
 import sys
 from collections import OrderedDict
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
+from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 import msgspec
@@ -15,15 +16,39 @@ import structlog
 from gateway.clock import Clock
 
 _SECRET = re.compile(rb"(sk-penstock-)[\w-]+|(://[^/@\s\"]*:)[^/@\s\"]+(@)|([Bb]earer )[\w.~+/=-]+")
-_MARKS = (b"sk-penstock-", b"://", b"earer ")
+_KEY_MARK, _URL_MARK, _BEARER_MARK = b"sk-penstock-", b"://", b"earer "
 """One of them is in every secret. To look for them first is much cheaper, and nearly all lines have none."""
+
+_encoder = msgspec.json.Encoder()
+_log = structlog.get_logger("gateway.request")
+_write: Callable[[bytes], object] | None = None
+"""To the stream that logging is configured for; None: it is not configured."""
+_level = logging.INFO
 
 
 def redact(line: bytes) -> bytes:
     """``line`` with API keys, bearer tokens and the passwords of URLs struck out: a last net, not a licence."""
-    if not any(mark in line for mark in _MARKS):
+    if _KEY_MARK not in line and _URL_MARK not in line and _BEARER_MARK not in line:
         return line
     return _SECRET.sub(rb"\1\2\4[redacted]\3", line)
+
+
+class Line(msgspec.Struct, kw_only=True):
+    """A line that is written for each request: what else stands in it are the fields of the subclass."""
+
+    event: str
+    level: str = "info"
+    timestamp: datetime | None = None
+
+
+def log_line(line: Line) -> None:
+    """Write ``line`` as structlog would, at level INFO. Its chain of processors takes several times as long."""
+    if _write is None:
+        fields = msgspec.structs.asdict(line)
+        _log.info(fields.pop("event"), **{name: fields[name] for name in fields if name not in ("level", "timestamp")})
+    elif _level <= logging.INFO:
+        line.timestamp = datetime.now(UTC)
+        _write(redact(_encoder.encode(line)))
 
 
 def _render(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> bytes:
@@ -47,7 +72,9 @@ class _JSONFormatter(logging.Formatter):
 
 def configure_logging(*, stream: BinaryIO | None = None, level: int = logging.INFO) -> None:
     """Send our logs, and the libraries' from WARNING up (uvicorn's from INFO), to ``stream`` as JSON lines."""
+    global _write, _level
     out = stream or sys.stderr.buffer
+    _write, _level = structlog.BytesLogger(out).msg, level
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -8,14 +8,17 @@ from datetime import UTC, datetime
 
 import pytest
 import structlog
+import structlog.testing
 
-from gateway.telemetry import Sampler, configure_logging, redact
+from gateway import telemetry
+from gateway.telemetry import Line, Sampler, configure_logging, log_line, redact
 
 KEY = "sk-penstock-abcdefghijkl-" + "S3cr3t_" * 6 + "x"
 
 
 @pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
+def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(telemetry, "_write", None)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -60,6 +63,29 @@ def test_a_line_is_one_json_object_with_level_and_time() -> None:
     assert datetime.fromisoformat(event["timestamp"]).tzinfo is not None
     assert "ValueError" in event["exception"]
     assert "S3cr3t" not in line.decode()
+
+
+class _Served(Line, kw_only=True):
+    tokens: int
+    backend: str | None
+    event: str = "served"
+
+
+def test_a_line_of_every_request_looks_as_any_other() -> None:
+    with structlog.testing.capture_logs() as captured:
+        log_line(_Served(tokens=3, backend=None))  # nobody configured logging
+    assert captured == [{"event": "served", "log_level": "info", "tokens": 3, "backend": None}]
+    out = io.BytesIO()
+    configure_logging(stream=out)
+    log_line(_Served(tokens=3, backend=f"http://user:{KEY}@host"))
+    structlog.get_logger("test").info("served", tokens=3, backend=f"http://user:{KEY}@host")
+    one, other = map(json.loads, out.getvalue().splitlines())
+    assert datetime.fromisoformat(one.pop("timestamp")) <= datetime.fromisoformat(other.pop("timestamp"))
+    assert one == other
+    assert "S3cr3t" not in one["backend"]
+    configure_logging(stream=out, level=logging.WARNING)
+    log_line(_Served(tokens=3, backend=None))
+    assert len(out.getvalue().splitlines()) == 2
 
 
 def test_libraries_log_warnings_in_the_same_shape(capsys: pytest.CaptureFixture[str]) -> None:
