@@ -15,6 +15,7 @@ import msgspec
 from gateway.ask import Untranslatable
 from gateway.billing.normalise import anthropic_usage
 from gateway.billing.usage import TokenUsage
+from gateway.translation.told_usage import chat_usage
 
 _NULL: Final = msgspec.Raw(b"null")
 _FINISHED: Final = {
@@ -145,7 +146,11 @@ class ChatAnswer:
             chunks.append(self._chunk({"refusal": self._explanation}))
         chunks.append(self._chunk({}, finish=self._finish(self._stop_reason)))
         if self.include_usage:
-            chunks.append(msgspec.json.encode(self._head("chat.completion.chunk") | {"choices": [], **self._told()}))
+            chunks.append(
+                msgspec.json.encode(
+                    self._head("chat.completion.chunk") | {"choices": [], "usage": chat_usage(self._usage)}
+                )
+            )
         return chunks
 
     def whole(self, body: bytes) -> bytes:
@@ -169,7 +174,9 @@ class ChatAnswer:
         elif calls:
             message["tool_calls"] = calls
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._finish(answer.stop_reason)}
-        return msgspec.json.encode(self._head("chat.completion") | {"choices": [choice], **self._told()})
+        return msgspec.json.encode(
+            self._head("chat.completion") | {"choices": [choice], "usage": chat_usage(self._usage)}
+        )
 
     def _begin_block(self, at: int, block: _Block) -> list[bytes]:
         if block.type not in ("text", "thinking", "tool_use"):
@@ -223,21 +230,6 @@ class ChatAnswer:
             raise Untranslatable("does not say why it ended")
         finish = _FINISHED.get(stop_reason, stop_reason)
         return "function_call" if self.legacy and finish == "tool_calls" else finish
-
-    def _told(self) -> dict[str, Any]:
-        usage = self._usage
-        return {
-            "usage": {
-                "prompt_tokens": usage.prompt_tokens,
-                "completion_tokens": usage.completion_tokens,
-                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-                "prompt_tokens_details": {
-                    "cached_tokens": usage.cached_tokens,
-                    "cache_write_tokens": usage.cache_write_tokens,
-                },
-                "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-            }
-        }
 
 
 def _call(block: _Block) -> dict[str, Any]:

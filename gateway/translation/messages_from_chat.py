@@ -21,6 +21,7 @@ from gateway.ids import uuid7
 from gateway.translation.completion import Call, Completion, Said, read_completion
 from gateway.translation.content_blocks import WRAPPED
 from gateway.translation.message_blocks import Blocks
+from gateway.translation.told_usage import messages_usage
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "content_filter": "refusal"}
 _CALLED = frozenset(("stop", "tool_calls", "function_call"))
@@ -73,7 +74,7 @@ class MessagesFromChat:
         delta: dict[str, Any] = {"stop_reason": reason, "stop_sequence": sequence}
         if reason == "refusal":
             delta["stop_details"] = _refusal()
-        out.append(_encode({"type": "message_delta", "delta": delta, "usage": _usage(self._usage)}))
+        out.append(_encode({"type": "message_delta", "delta": delta, "usage": messages_usage(self._usage)}))
         out.append(b'{"type":"message_stop"}')
         return out
 
@@ -137,7 +138,7 @@ class MessagesFromChat:
             "content": content,
             "stop_reason": reason,
             "stop_sequence": sequence,
-            "usage": _usage(self._usage),
+            "usage": messages_usage(self._usage),
         }
         return message | {"stop_details": _refusal()} if reason == "refusal" else message
 
@@ -162,16 +163,3 @@ def _input(text: str) -> Any:
 
 def _refusal() -> dict[str, Any]:
     return {"type": "refusal", "category": None, "explanation": None}
-
-
-def _usage(usage: TokenUsage) -> dict[str, Any]:
-    """Anthropic counts what was read from a cache, or written to one, beside the input."""
-    told: dict[str, Any] = {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens,
-        "cache_creation_input_tokens": usage.cache_write_tokens,
-        "cache_read_input_tokens": usage.cached_tokens,
-        "output_tokens": usage.completion_tokens,
-    }
-    if usage.reasoning_tokens:
-        told["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
-    return told

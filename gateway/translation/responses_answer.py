@@ -17,6 +17,7 @@ from gateway.billing.usage import TokenUsage
 from gateway.translation.completion import Call, Choice, read_completion
 from gateway.translation.responses_fields import NULL
 from gateway.translation.responses_output import FunctionCall, Message, Reasoning
+from gateway.translation.told_usage import responses_usage
 
 EVENT_PREFIX: Final = b'{"type":"'
 """With it begins each event; what follows, up to a quotation mark, is its type."""
@@ -178,7 +179,7 @@ class ResponsesAnswer:
             **frame.echo,
             "model": frame.model,
             "output": [item.value() for item in self._items] if done else [],
-            "usage": _usage(self._usage) if done and self._usage is not None else None,
+            "usage": responses_usage(self._usage) if done and self._usage is not None else None,
         }
         if self._tier != NULL:
             response["service_tier"] = self._tier
@@ -215,16 +216,3 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "metadata": {},
 }
 """What a response says of fields that the request leaves out."""
-
-
-def _usage(usage: TokenUsage) -> dict[str, Any]:
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {
-            "cached_tokens": usage.cached_tokens,
-            "cache_write_tokens": usage.cache_write_tokens,
-        },
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    }
