@@ -12,7 +12,7 @@ import structlog
 from litestar.types import HTTPSendMessage, Receive, Scope, Send
 
 from worker.protocol.errors import ApiError
-from worker.protocol.http_server import HANGUP, Hangup
+from worker.protocol.http_peer import PEER, Peer
 
 _CORRELATION = re.compile(r"[\x21-\x7e]{1,128}")
 _log = structlog.get_logger("gateway.request")
@@ -40,8 +40,8 @@ class Client:
         self._receive = receive
         self._send = send
         self._headers = {name.lower(): value for name, value in scope["headers"]}
-        self.hangup = cast("Hangup | None", (scope.get("extensions") or {}).get(HANGUP))
-        """None: the server does not tell of hang-ups."""
+        self.peer = cast("Peer | None", (scope.get("extensions") or {}).get(PEER))
+        """None: the server does not tell of hang-ups, and has ASGI's messages alone."""
         self.left: Callable[[], None] | None = None
         """Called before a ClientGone."""
         self.finished = False
@@ -85,6 +85,11 @@ class Client:
         length = self.header(b"content-length")
         if length is not None and length.isdecimal() and int(length) > limit:
             raise self._too_large(limit)
+        came = None if self.peer is None else self.peer.body()
+        if came is not None:
+            if len(came) > limit:
+                raise self._too_large(limit)
+            return came
         try:
             async with asyncio.timeout(within_s):
                 return await self._read(limit)
@@ -131,14 +136,17 @@ class Client:
             self.left()
         return ClientGone()
 
+    def _unreachable(self, fault: Exception) -> ClientGone:
+        # Which of them a closed connection raises is the event loop's affair.
+        _log.info("client_unreachable", error=str(fault))
+        return self._gone()
+
     async def _transmit(self, message: HTTPSendMessage) -> None:
         """Raises ClientGone."""
         try:
             await self._send(message)
         except (OSError, RuntimeError) as fault:
-            # Which of them a closed connection raises is the event loop's affair.
-            _log.info("client_unreachable", error=str(fault))
-            raise self._gone() from fault
+            raise self._unreachable(fault) from fault
 
     async def start(self, status: int, headers: Headers) -> None:
         """Send the head. Like all that sends, raises ClientGone."""
@@ -160,6 +168,14 @@ class Client:
 
     async def answer(self, status: int, body: bytes, headers: Headers = (), *, media_type: str) -> None:
         """A whole answer."""
+        peer = self.peer
+        if peer is not None and not self.started:
+            try:
+                if peer.answer(status, [("content-type", media_type), *headers], body):
+                    self.started = self.finished = True
+                    return
+            except (OSError, RuntimeError) as fault:
+                raise self._unreachable(fault) from fault
         await self.start(status, [("content-type", media_type), ("content-length", str(len(body))), *headers])
         await self.end(body)
 
@@ -180,10 +196,10 @@ class Watched:
         self._cancelling = task.cancelling()
         self._client.left = self._left
         self._timer = asyncio.get_running_loop().call_later(self._at_most_s, self._end)
-        hangup = self._client.hangup
-        if hangup is not None:
-            hangup.notify(self._end)
-            if hangup.happened:
+        peer = self._client.peer
+        if peer is not None:
+            peer.on_leaving(self._end)
+            if peer.left:
                 self._end()
 
     def _end(self) -> None:
@@ -197,7 +213,7 @@ class Watched:
     ) -> None:
         self._timer.cancel()
         self._client.left = None
-        if self._client.hangup is not None:
-            self._client.hangup.notify(None)
+        if self._client.peer is not None:
+            self._client.peer.on_leaving(None)
         if self._ended and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise ClientGone from fault

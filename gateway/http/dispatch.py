@@ -39,4 +39,5 @@ class Dispatch:
 
 def _is_plain(scope: Scope) -> bool:
     """Whether all hosts that the head names can be hosts."""
-    return all(name != b"host" or _PLAIN_HOST.fullmatch(value) for name, value in scope["headers"])
+    hosts = [value for name, value in scope["headers"] if name == b"host"]
+    return all(map(_PLAIN_HOST.fullmatch, hosts))

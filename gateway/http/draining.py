@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
@@ -45,17 +44,18 @@ class Drain:
 
         return serve
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """For what a stop has to wait for."""
+    def running(self) -> Drain:
+        """A context manager for what a stop has to wait for."""
+        return self
+
+    def __enter__(self) -> None:
         self._running += 1
         self._quiet.clear()
-        try:
-            yield
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._quiet.set()
+
+    def __exit__(self, *_: object) -> None:
+        self._running -= 1
+        if not self._running:
+            self._quiet.set()
 
     async def ended(self) -> None:
         """Wait, but not for long, until no request runs."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import Callable
 from typing import Any, Final, cast
 
 import httptools
@@ -13,6 +12,8 @@ from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallab
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
+
+from worker.protocol.http_peer import PEER, Outlet, Peer
 
 _HANGUP_CHECK_S: Final = 0.25
 """How often a connection with requests waiting is looked at: reading may be paused there, so no end would be seen."""
@@ -25,29 +26,6 @@ FLUSH_CHECK_S: Final = 30.0
 LINGER_S: Final = 30.0
 """How long a client may go on sending a body that was refused. A connection that is closed with something unread is
 reset, and the answer may be lost with it (RFC 9112, section 9.6)."""
-_STATUS_LINE: Final = b"HTTP/1.1 "
-HANGUP: Final = "penstock.hangup"
-"""Extension of the scope: its ``Hangup``."""
-
-
-class Hangup:
-    """The end of a request's connection before its answer was sent whole. For who works on the answer meanwhile, and
-    would else need a task that waits in ``receive``."""
-
-    __slots__ = ("_callback", "happened")
-
-    def __init__(self) -> None:
-        self.happened = False
-        self._callback: Callable[[], None] | None = None
-
-    def notify(self, callback: Callable[[], None] | None) -> None:
-        """Call ``callback``, in place of an earlier one, when it happens; None: nobody wants to know any more."""
-        self._callback = callback
-
-    def happen(self) -> None:
-        self.happened = True
-        if self._callback is not None:
-            self._callback()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -57,7 +35,8 @@ class HttpProtocol(HttpToolsProtocol):
       whole body, unless ``accepts_upgrade`` takes it.
     - A hang-up reaches the request that runs though others wait behind it, within ``_HANGUP_CHECK_S``, unless more was
       sent ahead than the kernel holds: the client's end then comes behind what nobody reads yet.
-    - The request that runs finds in its scope's extensions, as ``HANGUP``, what tells of a hang-up by a callback.
+    - The request that runs finds in its scope's extensions, as ``PEER``, what tells of a hang-up by a callback, and a
+      shorter way for bodies and whole answers.
     - An answer of unknown length to an HTTP/1.0 client, which knows no chunks, ends with the connection.
     - A head that does not end is refused (431, 408). A client that reads nothing of what is left for it is cut off once
       its request is over.
@@ -72,9 +51,11 @@ class HttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._running: RequestResponseCycle | None = None
-        self._hangup = Hangup()
+        self._peer: Peer | None = None
         self._hangup_check: asyncio.TimerHandle | None = None
         self._upgrading = False
+        self._idle_since: float | None = None
+        """Since when the connection waits for another request."""
         self._fruitless = 0
         """Bytes since the parser came to the end of a head or of a request, or to a piece of a body."""
         self._head_limit: asyncio.TimerHandle | None = None
@@ -107,7 +88,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._outlet = _Outlet(transport, self.loop, self._close)
+        self._outlet = Outlet(transport, self.loop, self._close)
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
@@ -215,12 +196,18 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
-        self._hangup = Hangup()
-        cycle.scope["extensions"] = cast(Any, {HANGUP: self._hangup})
+        self._peer = Peer(cycle, self._outlet)
+        cycle.scope["extensions"] = cast(Any, {PEER: self._peer})
         super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._hangup_check, self._head_limit, self._flush_check, self._lingering):
+        for timer in (
+            self._hangup_check,
+            self._head_limit,
+            self._flush_check,
+            self._lingering,
+            self.timeout_keep_alive_task,
+        ):
             if timer is not None:
                 timer.cancel()
         self._disconnect()
@@ -232,7 +219,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
-            self._hangup.happen()
+            if self._peer is not None:
+                self._peer.leave()
 
     def _check_hangup(self) -> None:
         self._hangup_check = None
@@ -258,8 +246,26 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        if self._lingering is None:
-            super().on_response_complete()
+        if self._lingering is not None:
+            return
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._look_when_idle(self.timeout_keep_alive)
+
+    def _look_when_idle(self, after_s: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(after_s, self.timeout_keep_alive_handler)
+
+    def _unset_keepalive_if_required(self) -> None:
+        """The timer is left: to set and to cancel one for each request takes more than to look at the time when it is
+        over."""
+        self._idle_since = None
 
     # Clients that do not read
 
@@ -268,6 +274,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._watch_flush()
 
     def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = None
+        if self._idle_since is None:
+            return
+        left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self._look_when_idle(left_s)
+            return
         super().timeout_keep_alive_handler()
         self._watch_flush()
 
@@ -287,38 +300,6 @@ class HttpProtocol(HttpToolsProtocol):
             return
         now = self.cycle if over else None
         self._flush_check = self.loop.call_later(FLUSH_CHECK_S, self._check_flush, now, left)
-
-
-class _Outlet:
-    """As much as a request's cycle needs of its connection. The head of an answer leaves together with what follows it
-    in the same turn of the event loop: writing is what costs a server most."""
-
-    def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, close: Callable[[], None]
-    ) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._close = close
-        self._head = b""
-        self.is_closing = transport.is_closing
-
-    def write(self, data: bytes) -> None:
-        if self._head:
-            data, self._head = self._head + data, b""
-        elif data.startswith(_STATUS_LINE):
-            self._head = data
-            self._loop.call_soon(self._flush)
-            return
-        self._transport.write(data)
-
-    def _flush(self) -> None:
-        head, self._head = self._head, b""
-        if head and not self._transport.is_closing():
-            self._transport.write(head)
-
-    def close(self) -> None:
-        self._flush()
-        self._close()
 
 
 def _peer_closed(transport: asyncio.Transport) -> bool:
