@@ -230,6 +230,21 @@ stored_responses = Table(
     Index(None, "expires_at"),
 )
 
+data_keys = Table(
+    "data_keys",
+    metadata,
+    # By which a tenant's prompt log and kept answers are sealed. A row that is gone makes them unreadable everywhere.
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=False),
+    # Keyed hash of the one end user whom the key is of; '': the tenant's own.
+    Column("end_user", Text, nullable=False, server_default=text("''")),
+    # Sealed by the master key that master_id names.
+    Column("wrapped", LargeBinary, nullable=False),
+    Column("master_id", Text, nullable=False, index=True),
+    _timestamp("created_at", default="now()"),
+    UniqueConstraint("tenant_id", "end_user"),
+)
+
 
 def _rate(name: str, *, nullable: bool = True) -> Column[Any]:
     return Column(name, Numeric(18, 9), nullable=nullable)

@@ -25,6 +25,7 @@ ROWS = {
     "api_keys": "(public_id, tenant_id, project_id, name, secret_sha256, scopes) "
     "VALUES (:name, :t, :t, 'k', sha256('x'), '{inference}')",
     "stored_responses": "(tenant_id, id, project_id, sealed, expires_at) VALUES (:t, 'resp_1', :t, 'x', now())",
+    "data_keys": "(id, tenant_id, wrapped, master_id) VALUES (:t, :t, 'x', 'm')",
     "limits": "(id, tenant_id, subject, metric, \"window\", amount) VALUES (:t, :t, 'tenant', 'concurrent', '', 1)",
     "prices": "(id, route, tenant_id, input_usd_per_mtok, output_usd_per_mtok, effective_from) "
     "VALUES (:t, 'm', :t, 1, 1, :now)",
@@ -37,7 +38,7 @@ ROWS = {
     "alerts": "(id, tenant_id, limit_id, period_start, threshold, spent_nano_usd, amount_nano_usd, subject, target, "
     "\"window\", crossed_at) VALUES (:t, :t, :t, :now, 80, 1, 1, 'tenant', '', 'day', :now)",
 }
-UNREADABLE = {"audit_log"}
+UNREADABLE = {"audit_log", "data_keys"}
 """Of which tenants may read nothing at all."""
 
 
