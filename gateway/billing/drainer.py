@@ -7,7 +7,8 @@ hang on it, because writing an entry twice changes nothing. An entry leaves Redi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha1
 from importlib import resources
@@ -19,35 +20,28 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.admission import keys
 from gateway.admission.redis import RedisError, RedisUnavailable, Script, create_redis
-from gateway.billing.entries import MAX_KEY_TEXT, BadEntry, Entry, raw_of, read_entry, revision_of
-from gateway.billing.ledger import (
-    ROW_FAULTS,
-    bury,
-    cause_of,
-    ensure_partition,
-    forget_refusal_batches,
-    record,
-    record_refusals,
-)
+from gateway.billing.entries import MAX_KEY_TEXT
+from gateway.billing.ledger import forget_refusal_batches, record_refusals
+from gateway.billing.ledger_writer import WRITE_TIMEOUT_S, LedgerWriter, RawEntry
 from gateway.billing.retention import drop_old_months
-from gateway.billing.shard_lock import LockLost, ShardLock
+from gateway.billing.shard_lock import ShardLock
 from gateway.clock import Clock
 from gateway.db.engine import DatabaseUnavailable, transaction
-from gateway.db.partitions import month_of, months_ahead
+from gateway.db.partitions import months_ahead
 from gateway.ids import uuid7
 
-BATCH = 500
+BATCH = 1000
+"""Most entries of all shards together that one transaction writes."""
 LOCK_LEASE_S = 5.0
-WRITE_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
 MAX_BACKOFF_S = 2.0
 MAINTENANCE_S = 3600.0
 MAINTENANCE_RETRY_S = 60.0
 MONTHS_AHEAD = 2
-SHARDS_AT_ONCE = 4
+REFUSALS_AT_ONCE = 4
+"""Each takes a connection of the pool, which others want, too."""
 
 _log = structlog.get_logger(__name__)
-RawEntry = tuple[bytes, Mapping[bytes, bytes]]
 
 
 def _script(name: str) -> Script:
@@ -57,6 +51,13 @@ def _script(name: str) -> Script:
 
 TAKE_REFUSALS = _script("take_refusals")
 FORGET_REFUSALS = _script("forget_refusals")
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    shard: str
+    lock: ShardLock
+    entries: Sequence[RawEntry]
 
 
 class Drainer:
@@ -81,8 +82,8 @@ class Drainer:
         self._interval_s = interval_s
         self._keep_months = keep_months
         self._redis = create_redis(redis_url, timeout_s=timeout_s, name="penstock-drainer")
-        self._lanes = asyncio.Semaphore(SHARDS_AT_ONCE)
-        self._months: set[datetime] = set()
+        self._writer = LedgerWriter(engine, clock)
+        self._lanes = asyncio.Semaphore(REFUSALS_AT_ONCE)
         self._maintained_at = float("-inf")
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -106,7 +107,7 @@ class Drainer:
                     await task
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self.drain_once()
-        except (DatabaseUnavailable, RedisUnavailable, RedisError, LockLost, OSError, TimeoutError) as fault:
+        except (DatabaseUnavailable, RedisUnavailable, RedisError, OSError, TimeoutError) as fault:
             _log.warning("last_drain_failed", error=repr(fault))
         finally:
             await self._redis.close()
@@ -138,7 +139,7 @@ class Drainer:
                 if failures:
                     _log.info("drain_recovered", failures=failures)
                 failures = 0
-            except (DatabaseUnavailable, RedisUnavailable, RedisError, LockLost, OSError) as fault:
+            except (DatabaseUnavailable, RedisUnavailable, RedisError, OSError) as fault:
                 failures += 1
                 if failures == 1:
                     _log.warning("drain_failed", error=repr(fault))
@@ -155,8 +156,9 @@ class Drainer:
     async def drain_once(self) -> int:
         """Move everything that is there now, except in shards that another replica is draining.
 
-        Returns how many entries left Redis. Raises DatabaseUnavailable, RedisUnavailable, RedisError or LockLost; then
-        nothing is lost, what was moved before stays moved, and the shards that could be drained were.
+        Returns how many entries left Redis. Raises DatabaseUnavailable, RedisUnavailable, RedisError or
+        SQLAlchemyError; then nothing is lost, what was moved before stays moved, and the shards that could be drained
+        were.
         """
         try:
             await self._maintain()
@@ -164,80 +166,79 @@ class Drainer:
             # What it makes ahead, a row that needs it makes for itself.
             _log.exception("maintenance_failed")
             self._maintained_at = self._clock.monotonic() - MAINTENANCE_S + MAINTENANCE_RETRY_S
-        found = await asyncio.gather(
-            *(
-                self._redis.issue("EXISTS", keys.usage(shard), keys.refusals(shard), refusal_batch(shard))
-                for shard in keys.ALL_SHARDS
-            ),
-            return_exceptions=True,
+        # A stream that was emptied still exists, so it is asked for its length.
+        asked = [self._redis.issue("XLEN", keys.usage(shard)) for shard in keys.ALL_SHARDS]
+        asked += [self._redis.issue("EXISTS", keys.refusals(shard), refusal_batch(shard)) for shard in keys.ALL_SHARDS]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        faults = [fault for fault in found if isinstance(fault, BaseException)]
+        waiting = sorted(
+            {
+                shard
+                for shard, number in zip(keys.ALL_SHARDS * 2, found, strict=True)
+                if isinstance(number, int) and number
+            }
         )
-        waiting = [
-            shard for shard, number in zip(keys.ALL_SHARDS, found, strict=True) if isinstance(number, int) and number
-        ]
-        results = await asyncio.gather(*map(self._drain_shard, waiting), return_exceptions=True)
-        for result in (*results, *found):
-            if isinstance(result, BaseException):
-                raise result
-        return sum(result for result in results if isinstance(result, int))
-
-    async def _drain_shard(self, shard: str) -> int:
-        async with self._lanes:
-            lock = ShardLock(self._redis, f"{shard}:drainer", lease_s=LOCK_LEASE_S)
-            if not await lock.acquire():
-                return 0
-            try:
-                drained = await self._drain_events(shard, lock)
-                await self._drain_refusals(shard)
-                return drained
-            finally:
-                await lock.release()
-
-    async def _drain_events(self, shard: str, lock: ShardLock) -> int:
         drained = 0
-        while batch := await self._read(shard):
-            await self._write(shard, batch)
-            drained += await self._acknowledge(shard, batch)
-            if len(batch) < BATCH:
-                break
-            await lock.extend()
+        while waiting:
+            moved, waiting = await self._drain_round(waiting, faults)
+            drained += moved
+        if faults:
+            raise faults[0]
         return drained
 
-    async def _read(self, shard: str) -> list[RawEntry]:
-        entries = await self._redis.command("XRANGE", keys.usage(shard), "-", "+", "COUNT", BATCH)
-        return [(entry_id, dict(zip(flat[::2], flat[1::2], strict=True))) for entry_id, flat in entries]
+    async def _drain_round(self, shards: Sequence[str], faults: list[BaseException]) -> tuple[int, list[str]]:
+        """Move a share of each shard's entries in one batch, so that they share what a transaction costs.
 
-    async def _acknowledge(self, shard: str, batch: list[RawEntry]) -> int:
-        return int(await self._redis.command("XDEL", keys.usage(shard), *(entry_id for entry_id, _ in batch)))
-
-    async def _write(self, shard: str, batch: list[RawEntry]) -> None:
-        entries: list[Entry] = []
-        for entry_id, fields in batch:
-            try:
-                entries.append(read_entry(entry_id.decode(), fields, self._clock.now()))
-            except BadEntry as fault:
-                await self._bury(shard, entry_id.decode(), raw_of(fields), revision_of(fields), str(fault))
+        Adds what was in the way to ``faults``. Returns how many entries left Redis, and where there may be more.
+        """
+        share = max(BATCH // len(shards), 1)
+        taken: list[_Taken] = []
+        for result in await asyncio.gather(*(self._take(shard, share) for shard in shards), return_exceptions=True):
+            if isinstance(result, BaseException):
+                faults.append(result)
+            elif result is not None:
+                taken.append(result)
         try:
-            await self._record(entries)
-        except ROW_FAULTS as fault:
-            # Some row of it will not go in. Which one is found by trying them one at a time.
-            _log.warning("batch_refused", shard=shard, entries=len(entries), error=cause_of(fault))
-            self._months.clear()
-            for entry in entries:
-                try:
-                    await self._record([entry])
-                except ROW_FAULTS as own:
-                    await self._bury(shard, entry.id, entry.raw, entry.revision, cause_of(own))
+            batch = {each.shard: each.entries for each in taken if each.entries}
+            unwritten = await self._writer.write(batch) if batch else {}
+            faults += unwritten.values()
+            written = [each for each in taken if each.shard not in unwritten]
+            results = await asyncio.gather(*(self._finish(each, share) for each in written), return_exceptions=True)
+        finally:
+            await asyncio.gather(*(each.lock.release() for each in taken))
+        drained = 0
+        more = []
+        for each, left in zip(written, results, strict=True):
+            if isinstance(left, BaseException):
+                faults.append(left)
+                continue
+            drained += left
+            if len(each.entries) == share:
+                more.append(each.shard)
+        return drained, more
 
-    async def _record(self, entries: list[Entry]) -> None:
-        for month in sorted({month_of(entry.event.admitted_at) for entry in entries} - self._months):
-            await self._ensure_partition(month)
-        async with transaction(self._engine, timeout_s=WRITE_TIMEOUT_S) as connection:
-            await record(connection, entries)
+    async def _take(self, shard: str, most: int) -> _Taken | None:
+        """The oldest entries of a shard, and the lock on it; None: another replica drains it."""
+        lock = ShardLock(self._redis, f"{shard}:drainer", lease_s=LOCK_LEASE_S)
+        if not await lock.acquire():
+            return None
+        try:
+            entries = await self._redis.command("XRANGE", keys.usage(shard), "-", "+", "COUNT", most)
+        except BaseException:
+            await lock.release()
+            raise
+        return _Taken(shard, lock, entries)
 
-    async def _bury(self, shard: str, entry_id: str, raw: bytes, revision: int | None, error: str) -> None:
-        _log.error("usage_event_set_aside", shard=shard, entry_id=entry_id, error=error, table="dead_usage_events")
-        async with transaction(self._engine, timeout_s=WRITE_TIMEOUT_S) as connection:
-            await bury(connection, shard, entry_id, raw, revision, error)
+    async def _finish(self, taken: _Taken, share: int) -> int:
+        """What is left to do when the entries are in the ledger; how many of them left Redis."""
+        left = await self._acknowledge(taken.shard, taken.entries) if taken.entries else 0
+        if len(taken.entries) < share:
+            async with self._lanes:
+                await self._drain_refusals(taken.shard)
+        return left
+
+    async def _acknowledge(self, shard: str, entries: Sequence[RawEntry]) -> int:
+        return int(await self._redis.command("XDEL", keys.usage(shard), *[entry_id for entry_id, _ in entries]))
 
     async def _drain_refusals(self, shard: str) -> None:
         flat = await self._redis.run(TAKE_REFUSALS, (keys.refusals(shard), refusal_batch(shard)), (str(uuid7()),))
@@ -264,15 +265,10 @@ class Drainer:
         if self._clock.monotonic() - self._maintained_at < MAINTENANCE_S:
             return
         for month in months_ahead(self._clock.now(), MONTHS_AHEAD):
-            await self._ensure_partition(month)
+            await self._writer.ensure_partition(month)
         async with transaction(self._engine, timeout_s=WRITE_TIMEOUT_S) as connection:
             await forget_refusal_batches(connection)
         self._maintained_at = self._clock.monotonic()
-
-    async def _ensure_partition(self, month: datetime) -> None:
-        async with transaction(self._engine, timeout_s=WRITE_TIMEOUT_S) as connection:
-            await ensure_partition(connection, month)
-        self._months.add(month)
 
 
 def refusal_batch(shard: str) -> str:

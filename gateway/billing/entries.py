@@ -30,7 +30,7 @@ EARLIEST = datetime(2020, 1, 1, tzinfo=UTC)
 LATEST_AHEAD = timedelta(days=32)
 """An event from further in the future is refused: it would make a partition for a month that may never come."""
 
-_NOTES = {
+NOTES = {
     # Part of an index, too.
     "backend": MAX_KEY_TEXT,
     "end_user": MAX_KEY_TEXT,
@@ -38,7 +38,8 @@ _NOTES = {
     "error_code": MAX_NOTE_TEXT,
     "client_request_id": MAX_NOTE_TEXT,
 }
-_RANGES = {
+"""Texts that only explain, and the longest that each may be."""
+RANGES = {
     "cached_tokens": (0, MAX_TOKENS),
     "cache_write_tokens": (0, MAX_TOKENS),
     "reasoning_tokens": (0, MAX_TOKENS),
@@ -133,7 +134,7 @@ def _checked(event: UsageEvent, now: datetime) -> UsageEvent:
         if "\0" in text:
             changes[name] = clean_text(text)
     # What only explains must not keep money out of the ledger.
-    for name, longest in _NOTES.items():
+    for name, longest in NOTES.items():
         note: str | None = getattr(event, name)
         if note is not None and ("\0" in note or len(note) > longest):
             changes[name] = clean_text(note[:longest])
@@ -141,7 +142,7 @@ def _checked(event: UsageEvent, now: datetime) -> UsageEvent:
         duration: int | None = getattr(event, name)
         if duration is not None and not 0 <= duration <= MAX_MS:
             changes[name] = None
-    for name, (least, most) in _RANGES.items():
+    for name, (least, most) in RANGES.items():
         value: int = getattr(event, name)
         if not least <= value <= most:
             changes[name] = min(max(value, least), most)

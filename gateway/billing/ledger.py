@@ -23,8 +23,13 @@ QUARTER_S = 900
 ROW_FAULTS = (DataError, IntegrityError, OperationalError, UnicodeEncodeError)
 """What a row's own content can cause. Anything else (a table that is missing, say) is no reason to set rows aside."""
 
-_KEY = ("bucket", "tenant_id", "project_id", "key_id", "route", "backend", "status")
+ROLLUP_KEY = ("bucket", "tenant_id", "project_id", "key_id", "route", "backend", "status")
 Key = tuple[datetime, UUID, UUID, str, str, str, str]
+
+
+def column_type(column: Column[Any]) -> str:
+    """As Postgres names it."""
+    return str(column.type.compile(make_url("postgresql+psycopg://").get_dialect()()))
 
 
 def _from_json(table: Table, columns: Sequence[Column[Any]]) -> str:
@@ -32,9 +37,8 @@ def _from_json(table: Table, columns: Sequence[Column[Any]]) -> str:
 
     One parameter, whatever the size of the batch, costs a fraction of what a parameter for each value does.
     """
-    dialect = make_url("postgresql+psycopg://").get_dialect()()
     names = ", ".join(column.name for column in columns)
-    types = ", ".join(f"{column.name} {column.type.compile(dialect)}" for column in columns)
+    types = ", ".join(f"{column.name} {column_type(column)}" for column in columns)
     return (
         f"INSERT INTO {table.name} AS kept ({names}) "
         f"SELECT {names} FROM json_to_recordset(CAST(:batch AS json)) AS batch ({types}) "
@@ -84,11 +88,13 @@ class _Sums:
         self.cost_nano_usd += sign * row.cost_nano_usd
 
 
-_SUMS = tuple(field.name for field in fields(_Sums))
+ROLLUP_SUMS = tuple(field.name for field in fields(_Sums))
+ADD_TO_SUMS = f"ON CONFLICT ({', '.join(ROLLUP_KEY)}) DO UPDATE SET " + ", ".join(
+    f"{name} = kept.{name} + excluded.{name}" for name in ROLLUP_SUMS
+)
+"""End of an insert into ``usage_rollup AS kept``."""
 _ADD_TO_ROLLUP = text(
-    _from_json(usage_rollup, [usage_rollup.c[name] for name in (*_KEY, *_SUMS)])
-    + f"ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET "
-    + ", ".join(f"{name} = kept.{name} + excluded.{name}" for name in _SUMS)
+    _from_json(usage_rollup, [usage_rollup.c[name] for name in (*ROLLUP_KEY, *ROLLUP_SUMS)]) + ADD_TO_SUMS
 )
 
 
@@ -113,7 +119,7 @@ class _Differences:
     def rows(self) -> list[dict[str, Any]]:
         """Sorted by key, so that two batches take the rows' locks in one order. Sums are text: they may be large."""
         return [
-            dict(zip(_KEY, key, strict=True)) | dict(zip(_SUMS, map(str, astuple(sums)), strict=True))
+            dict(zip(ROLLUP_KEY, key, strict=True)) | dict(zip(ROLLUP_SUMS, map(str, astuple(sums)), strict=True))
             for key, sums in sorted(self._sums.items())
             if any(astuple(sums))
         ]

@@ -15,14 +15,7 @@ def _script(name: str, source: bytes) -> Script:
     return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode())
 
 
-_EXTEND = _script(
-    "extend lock", b"return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2]) or 0"
-)
 _RELEASE = _script("release lock", b"return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0")
-
-
-class LockLost(Exception):
-    """Its lease ran out, and another may have it."""
 
 
 class ShardLock:
@@ -38,11 +31,6 @@ class ShardLock:
         """Without waiting; False: somebody else has it."""
         reply = await self._redis.command("SET", self._key, self._token, "NX", "PX", self._lease_ms)
         return bool(reply == b"OK")
-
-    async def extend(self) -> None:
-        """A whole lease from now on. Raises LockLost."""
-        if not await self._redis.run(_EXTEND, (self._key,), (self._token, self._lease_ms)):
-            raise LockLost(f"{self._key} was held too long")
 
     async def release(self) -> bool:
         """False: it was lost before, or Redis cannot be told; then it ends with its lease."""
