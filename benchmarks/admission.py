@@ -99,6 +99,9 @@ class PlainRedis(RedisClient):
     def _submit(self, key: Argument | None, packed: bytes, whole: Callable[[], bytes] | None) -> asyncio.Future[Any]:
         raise NotImplementedError
 
+    async def flushed(self, key: str) -> bool:
+        return False
+
     async def close(self) -> None:
         await self._client.aclose()
 

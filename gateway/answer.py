@@ -113,7 +113,7 @@ class Answer:
         events: list[bytes] = []
         while not self.complete:
             events += await self._advance(None)
-        await self._ticket.settled()
+        await self._ticket.sent()
         return events[-1]
 
     async def _advance(self, wait_s: float | None) -> list[bytes]:

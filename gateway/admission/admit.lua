@@ -11,8 +11,8 @@
 --   percent, ascending, parted by blanks;
 --   of requests and tokens: width of a bucket in ms, 0, ''; of concurrent requests: 0, 0, ''.
 -- Replies
---   ADMITTED, now, of the tightest limit of requests: amount (-1: none), left, ms until such a request would pass;
---     the same of tokens
+--   ADMITTED, now, whether another such request would be refused until this one is settled (1 or 0), then of the
+--     tightest limit of requests: amount (-1: none), left, ms until such a request would pass; the same of tokens
 --   REFUSED, now, number of the limit, ms until this request would pass (-1: never), left of the limit, then as above
 --   STALE, generation known here | STALE_PERIOD, now | EMPTY | REBUILD, numbers of limits... | OPENING, ms | DUPLICATE
 
@@ -105,7 +105,7 @@ local function until_left(n, leaving)
 end
 
 local refused, left
-local retry = 0
+local retry, tight = 0, 0
 local function refuse(n, remaining, wait)
   if limits[n * ITEMS + 4] == 0 then
     return -- over it nothing is refused
@@ -117,6 +117,13 @@ local function refuse(n, remaining, wait)
     retry = -1
   else
     retry = math.max(retry, wait)
+  end
+end
+
+-- What a settlement gives back would have to be there for another such request.
+local function watch(n, left_behind)
+  if left_behind < 0 and limits[n * ITEMS + 4] == 1 then
+    tight = 1
   end
 end
 
@@ -147,6 +154,7 @@ for n = 0, last do
         end
         refuse(n, amount - spent - reserved, wait)
       end
+      watch(n, bound > 0 and amount - spent - reserved - 2 * bound or 0)
     end
   elseif kind == 'c' then
     if counter[n] == 'c::tenant:' then
@@ -160,12 +168,14 @@ for n = 0, last do
     if used[n] + 1 > amount then
       refuse(n, 0, amount < 1 and -1 or 1000)
     end
+    watch(n, amount - used[n] - 2)
   else
     cost[n] = kind == 'r' and 1 or tokens
     read_window(n, limits[at + 6], limits[at + 5])
     if used[n] + cost[n] > amount or amount < 1 then
       refuse(n, amount - used[n], (cost[n] > amount or amount < 1) and -1 or until_left(n, used[n] + cost[n] - amount))
     end
+    watch(n, kind == 't' and amount - used[n] - 2 * cost[n] or 0)
   end
 end
 if #missing > 0 then
@@ -213,7 +223,7 @@ else
     'event', ARGV[13] .. iso(now) .. ARGV[14])
 end
 
-local reply = refused and { 'REFUSED', now, refused, retry, left } or { 'ADMITTED', now }
+local reply = refused and { 'REFUSED', now, refused, retry, left } or { 'ADMITTED', now, tight }
 for _, kind in ipairs({ 'r', 't' }) do
   local amount, remaining, reset = -1, 0, 0
   for n = 0, last do

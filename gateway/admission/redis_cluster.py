@@ -81,6 +81,10 @@ class ClusterRedis(RedisClient):
         self._leaving: set[asyncio.Future[None]] = set()
         self._closed = False
 
+    async def flushed(self, key: str) -> bool:
+        node = None if self._map is None else self._map[slot_of(key)]
+        return node is not None and await node.flushed()
+
     async def close(self) -> None:
         self._closed = True
         if self._refreshing is not None:

@@ -75,6 +75,9 @@ class PipelinedRedis(RedisClient):
             loop = asyncio.get_running_loop()
             self._connecting = loop.create_task(self._connect(), name=f"connect {self._name}")
 
+    async def flushed(self, key: str | None = None) -> bool:
+        return self._connection is not None and await self._connection.flushed()
+
     async def close(self) -> None:
         self._closed = True
         if self._connecting is not None:

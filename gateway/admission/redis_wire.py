@@ -18,6 +18,8 @@ import hiredis
 
 Argument = bytes | str | int
 _GRACE_S = 0.01
+_PROMPT_S = 0.1
+"""A server that has owed an answer for so long is taken to hang."""
 
 # Errors of a server that cannot serve now; they pass without a change of ours. Nothing was done.
 _TRANSIENT = ("LOADING", "MASTERDOWN", "BUSY ", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "OOM", "MISCONF", "NOREPLICAS")
@@ -135,6 +137,11 @@ class RedisClient(ABC):
     ) -> asyncio.Future[Any]: ...
 
     @abstractmethod
+    async def flushed(self, key: str) -> bool:
+        """Wait until all that was asked of the server of ``key`` before has left this process, which takes a turn of
+        the event loop. False: it has not, since the server cannot be reached or hangs."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Drop all connections. Calls in flight fail."""
 
@@ -148,6 +155,7 @@ class Connection(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._calls: deque[Call] = deque()
         self._out: list[bytes] = []
+        self._flushing: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._overdue: Call | None = None
@@ -168,6 +176,24 @@ class Connection(asyncio.Protocol):
         out, self._out = self._out, []
         if self._transport is not None and not self.lost:
             self._transport.write(b"".join(out))
+        flushing, self._flushing = self._flushing, None
+        if flushing is not None:
+            flushing.set_result(None)
+
+    async def flushed(self) -> bool:
+        """See ``RedisClient.flushed``."""
+        if self._out:
+            if self._flushing is None:
+                self._flushing = self._loop.create_future()
+            await asyncio.shield(self._flushing)
+        if self.lost or self._transport is None or self._hangs:
+            return False
+        return not self._transport.get_write_buffer_size()  # what it holds back the server has not taken
+
+    @property
+    def _hangs(self) -> bool:
+        calls = self._calls
+        return bool(calls) and calls[-1].deadline - calls[0].deadline > _PROMPT_S
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader

@@ -163,7 +163,7 @@ class Admission:
             log.warning("request %s is served unreserved: %s", request_id, fault)
             now = self.now()
             plan = self._plans.plan(principal, draft.route, draft.end_user, now)
-            return self._ticket(request_id, principal, draft, bound, plan, now, {})
+            return self._ticket(request_id, principal, draft, bound, plan, now, {}, False)
 
     async def _admit(
         self, request_id: UUID, principal: Principal, draft: Draft, bound: Bound, after: Stale | None
@@ -174,8 +174,9 @@ class Admission:
             reply = await self._ask(request_id, principal, draft, bound, plan, after)
             answer = reply[0]
             if answer == b"ADMITTED":
-                headers = rate_headers("requests", *reply[2:5]) | rate_headers("tokens", *reply[5:8])
-                return self._ticket(request_id, principal, draft, bound, plan, from_ms(reply[1]), headers)
+                _, ms, tight, *rates = reply
+                headers = rate_headers("requests", *rates[:3]) | rate_headers("tokens", *rates[3:])
+                return self._ticket(request_id, principal, draft, bound, plan, from_ms(ms), headers, bool(tight))
             if answer == b"REFUSED":
                 raise _refused(plan, reply)
             if answer == b"STALE":
@@ -239,6 +240,7 @@ class Admission:
         plan: Plan,
         admitted_at: datetime,
         headers: dict[str, str],
+        tight: bool,
     ) -> Ticket:
         ticket = Ticket(
             request_id=request_id,
@@ -248,6 +250,7 @@ class Admission:
             bound=bound,
             hold=Hold(plan.counters, plan.who, draft.end_user or ""),
             headers=headers,
+            tight=tight,
             clock=self._clock,
             submit=self._settle,
         )
@@ -277,7 +280,7 @@ class Admission:
 
     # Settling
 
-    def _settle(self, ticket: Ticket, event: UsageEvent, refund: bool) -> asyncio.Future[None]:
+    def _settle(self, ticket: Ticket, event: UsageEvent, refund: bool) -> Settlement:
         self._leases.remove(ticket.request_id)
         return self._submit(ticket.request_id, ticket.principal, event, ticket.hold, refund)
 
@@ -286,9 +289,10 @@ class Admission:
 
     def _submit(
         self, request_id: UUID, principal: Principal, event: UsageEvent | None, hold: Hold, refund: bool
-    ) -> asyncio.Future[None]:
+    ) -> Settlement:
         spelled, id_text = keys.of_tenant(principal.tenant_id), str(request_id)
         settlement = Settlement(
+            self._redis,
             request_id,
             spelled.shard,
             (
@@ -315,7 +319,7 @@ class Admission:
             ),
         )
         self._settlements.submit(settlement)
-        return settlement.attempted
+        return settlement
 
     async def expire_leases(self) -> int:
         """The janitor's sweep over all shards: settles requests whose gateway fell silent. Returns how many."""

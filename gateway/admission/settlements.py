@@ -35,15 +35,26 @@ class Settlement:
     """One call of the settle script. ``attempted`` is done when the first attempt has ended well; or else when the
     settlement is on disk, or the disk does not take it in time."""
 
-    __slots__ = ("arguments", "attempted", "keys", "landed_at", "request_id", "shard")
+    __slots__ = ("_redis", "arguments", "attempted", "keys", "landed_at", "request_id", "shard")
 
-    def __init__(self, request_id: UUID, shard: str, keys: Sequence[str], arguments: Sequence[Argument]) -> None:
+    def __init__(
+        self, redis: RedisClient, request_id: UUID, shard: str, keys: Sequence[str], arguments: Sequence[Argument]
+    ) -> None:
+        self._redis = redis
         self.request_id = request_id
         self.shard = shard
         self.keys = keys
         self.arguments = arguments
         self.attempted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.landed_at = 0.0
+
+    async def sent(self) -> None:
+        """Wait until it is on its way to Redis; while that is away or hangs, as for ``attempted``.
+
+        What is asked on another connection a moment later may still come before it.
+        """
+        if not (self.attempted.done() or await self._redis.flushed(self.keys[0])):
+            await asyncio.shield(self.attempted)
 
     def record(self) -> Record:
         return Record(self.request_id, self.shard, list(self.keys), list(self.arguments))

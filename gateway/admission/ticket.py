@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 from msgspec.structs import replace
 
+from gateway.admission.settlements import Settlement
 from gateway.apis import Api
 from gateway.billing.prices import Tariff
 from gateway.billing.usage import Status, TokenUsage, UsageEvent
@@ -106,8 +107,9 @@ class Ticket:
         bound: Bound,
         hold: Hold,
         headers: dict[str, str],
+        tight: bool,
         clock: Clock,
-        submit: Callable[[Ticket, UsageEvent, bool], asyncio.Future[None]],
+        submit: Callable[[Ticket, UsageEvent, bool], Settlement],
     ) -> None:
         self.request_id = request_id
         self.principal = principal
@@ -118,6 +120,8 @@ class Ticket:
         self.hold = hold
         self.headers = headers
         """``x-ratelimit-*`` for the answer; empty without limits on either."""
+        self.tight = tight
+        """Another such request would have been refused beside this one."""
         self.event: UsageEvent | None = None
         """The settled row, once ``settle`` was called."""
         self.resumed = False
@@ -128,7 +132,7 @@ class Ticket:
         self._usage = _NO_USAGE
         self._backend: str | None = None
         self._kept: TokenUsage | None = _NO_USAGE
-        self._written: asyncio.Future[None] | None = None
+        self._settlement: Settlement | None = None
 
     def reprice(self, tariff: Tariff) -> None:
         """Other prices came into force before the admission: the row goes by these, though other ones were reserved by.
@@ -182,12 +186,23 @@ class Ticket:
             wasted=wasted,
             failed_attempts=failed_attempts,
         )
-        self._written = self._submit(self, self.event, status == "failed" and attempts == 0)
+        self._settlement = self._submit(self, self.event, status == "failed" and attempts == 0)
 
     async def settled(self) -> None:
         """Wait until the settlement is written, or Redis could not take it and it is being retried."""
-        if self._written is not None:
-            await asyncio.shield(self._written)
+        if self._settlement is not None:
+            await asyncio.shield(self._settlement.attempted)
+
+    async def sent(self) -> None:
+        """Wait until whoever asks once more, be it through another gateway, finds this one's slot and budget free.
+
+        That is when its settlement is written if the request is ``tight``; else it is enough that it is on its way to
+        Redis. While Redis is away or hangs, as ``settled``.
+        """
+        if self.tight:
+            await self.settled()
+        elif self._settlement is not None:
+            await self._settlement.sent()
 
     @property
     def age_s(self) -> float:

@@ -129,6 +129,28 @@ async def test_what_landed_before_is_replayed_for_nothing_even_without_its_tombs
     assert [row.charged_nano_usd for row in ledger.events(principal)] == [20_000]
 
 
+async def test_an_answer_waits_for_the_spool_where_redis_is_away_or_hangs_for_longer(
+    own_redis: EmbeddedRedis, tmp_path: Path
+) -> None:
+    principal, ledger = tenant(budget=10**9), Ledger(own_redis.url)
+    async with admission(own_redis.url, ledger, timeout_s=1.0, spool_dir=tmp_path) as gate:
+        early, late, last = [await take(gate, principal, 50_000) for _ in range(3)]
+        hang(own_redis)
+        early.settle("ok", TokenUsage(10, 5))
+        await early.sent()
+        assert (gate.waiting_settlements, orphans(tmp_path)) == (1, [])  # on its way, which is all that can be known
+        await asyncio.sleep(0.2)
+        late.settle("ok", TokenUsage(10, 5))
+        await late.sent()
+        assert len(orphans(tmp_path)) == 1
+        hang(own_redis, False)
+        await eventually(lambda: asyncio.sleep(0, gate.waiting_settlements == 0))
+        own_redis.kill()
+        last.settle("ok", TokenUsage(10, 5))
+        await last.sent()
+        assert len(orphans(tmp_path)) == 1
+
+
 @pytest.mark.parametrize("loss", ["hung", "killed"])
 async def test_every_call_is_answered_and_all_is_well_when_redis_is_back(
     own_redis: EmbeddedRedis, tmp_path: Path, loss: str

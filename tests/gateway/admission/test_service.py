@@ -31,6 +31,7 @@ from tests.gateway.admission.support import (
     admission,
     advance,
     eventually,
+    limit,
     on_both,
     take,
     tenant,
@@ -201,6 +202,27 @@ async def test_slots_come_back_at_settlement(gate: Admission) -> None:
     await take(gate, principal)
     await refusal(gate, principal)
     second.settle("ok")
+
+
+async def test_who_was_answered_finds_its_slot_free_at_any_gateway(redis_url: str, ledger: Ledger) -> None:
+    principals = tenant(slots=1), tenant(budget=1_500), tenant(None, None, None, limit("tokens", 150))
+    async with admission(redis_url, ledger) as one, admission(redis_url, ledger) as other:
+        for principal in principals:
+            for _ in range(100):
+                for gate in (one, other):
+                    ticket = await take(gate, principal, 1_000, tokens=100)
+                    ticket.settle("ok", TokenUsage())
+                    await ticket.sent()
+
+
+async def test_an_answer_is_not_held_up_where_there_is_room_for_another(gate: Admission) -> None:
+    roomy = tenant(None, 2, 2_000, limit("tokens", 200))
+    for _ in range(3):
+        ticket = await take(gate, roomy, 1_000, tokens=100)
+        ticket.settle("ok", TokenUsage())
+        await ticket.sent()
+        assert gate.waiting_settlements == 1
+        await ticket.settled()
 
 
 async def test_a_slot_whose_lease_ran_out_is_free_once_the_janitor_came_by(gate: Admission) -> None:

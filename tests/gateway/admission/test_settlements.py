@@ -12,7 +12,7 @@ from gateway.local.services import EmbeddedRedis
 from gateway.redis_url import client
 
 
-def settlement(charged: int = 5) -> Settlement:
+def settlement(redis: RedisClient, charged: int = 5) -> Settlement:
     request_id, tenant_id = uuid7(), uuid7()
     spelled = keys.of_tenant(tenant_id)
     script_keys = (
@@ -26,7 +26,7 @@ def settlement(charged: int = 5) -> Settlement:
     )
     event = b'{"made":"up"}'
     arguments = (0, str(request_id), spelled.id, 0, charged, 0, event, 0, 60_000, b"", "")
-    return Settlement(request_id, spelled.shard, script_keys, arguments)
+    return Settlement(redis, request_id, spelled.shard, script_keys, arguments)
 
 
 async def entries(redis: RedisClient, shard: str) -> int:
@@ -36,7 +36,7 @@ async def entries(redis: RedisClient, shard: str) -> int:
 async def test_it_lands_at_once_and_once(redis_url: str) -> None:
     redis = create_redis(redis_url, timeout_s=2)
     settlements = Settlements(redis, SystemClock(), limit=10)
-    one = settlement()
+    one = settlement(redis)
     settlements.submit(one)
     await one.attempted
     assert settlements.waiting == 0
@@ -52,8 +52,8 @@ async def test_it_lands_at_once_and_once(redis_url: str) -> None:
 async def test_only_the_emptied_shard_is_sent_again(redis_url: str) -> None:
     redis = create_redis(redis_url, timeout_s=2)
     settlements = Settlements(redis, SystemClock(), limit=100)
-    lost = settlement()
-    others = [each for each in (settlement() for _ in range(10)) if each.shard != lost.shard]
+    lost = settlement(redis)
+    others = [each for each in (settlement(redis) for _ in range(10)) if each.shard != lost.shard]
     for each in (lost, *others):
         settlements.submit(each)
     await settlements.drained()
@@ -74,7 +74,7 @@ async def test_they_are_repeated_until_redis_is_back(services_dir: Path) -> None
     settlements = Settlements(redis, SystemClock(), limit=3)
     runner = asyncio.ensure_future(settlements.run())
     service.stop()
-    several = [settlement() for _ in range(3)]
+    several = [settlement(redis) for _ in range(3)]
     for each in several:
         assert not settlements.full
         settlements.submit(each)
