@@ -26,6 +26,8 @@ GATEWAY_ROOMS = {
     "routing": {"db", "tenants"},
     "translation": {"ask", "billing"},
     "tokens": {"routing", "ask"},
+    "assembly": {"billing", "translation", "backends"},
+    "redaction": set(),
     "backends": {"routing", "billing", "ask", "translation", "observability"},
     "idempotency": {"admission", "tenants", "billing", "observability"},
     "verify": {"admission", "billing", "tenants", "db"},
