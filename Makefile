@@ -29,9 +29,9 @@ up: ## Install, then start Postgres, Redis, a worker and the gateway; Ctrl-C sto
 	@$(INSTALL) worker local
 	@exec $(BIN)/penstock up --host $(HOST) --port $(PORT)
 
-test: ## Install what the tests need and run the whole suite
+test: ## Install what the tests need and run the whole suite, on all cores
 	@$(INSTALL) worker local dev
-	@exec $(BIN)/pytest $(ARGS)
+	@exec $(BIN)/pytest -n auto $(ARGS)
 
 lint: ## Check style
 	@$(INSTALL) worker local dev

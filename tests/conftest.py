@@ -3,6 +3,8 @@
 ``TEST_DATABASE_URL`` and ``TEST_REDIS_URL`` name servers of your own instead. Their user must be allowed to create
 databases, and the Redis database they name is emptied before each test. ``TEST_REDIS_URL=cluster`` runs the tests on a
 Redis Cluster of three nodes that is started for them.
+
+Under ``pytest -n N`` each of the N processes is a session of its own, with servers of its own.
 """
 
 from __future__ import annotations
@@ -19,17 +21,35 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from sqlalchemy.engine import URL, make_url
 
+from gateway.local import services
 from gateway.local.services import EmbeddedPostgres, EmbeddedRedis
 from gateway.redis_url import client
+from tests import ports
 from tests.redis_cluster import RedisCluster
+from worker.execution import threads
+
+pytest_plugins = ("tests.parallel",)
 
 # A busy machine is no fault of a test: neither how long one case takes nor how long its making does says anything.
 hypothesis_settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 hypothesis_settings.load_profile("suite")
 
+# Before anything imports torch, whose threads must not spin while others want the cores. Nor may they be bound to
+# cores: this process, and all servers, which inherit it, would sit on the first one.
+os.environ["OMP_PROC_BIND"] = "false"
+os.environ.update(threads.environment(None, os.environ))
+
 
 def _text(url: URL) -> str:
     return url.render_as_string(hide_password=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ports_of_services() -> Iterator[None]:
+    """Embedded servers, too, keep their ports while they are down."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(services, "free_port", ports.free_port)
+        yield
 
 
 @pytest.fixture(scope="session")

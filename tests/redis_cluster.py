@@ -9,7 +9,8 @@ from typing import Any
 
 import redis
 
-from gateway.local.services import EmbeddedRedis, free_port
+from gateway.local.services import EmbeddedRedis
+from tests.ports import free_port
 
 PASSWORD = "cluster-password"
 _SLOTS = 16384

@@ -31,8 +31,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from gateway.local import install
-from gateway.local.services import free_port, log_tail, postgres_program, redis_program, spawn
+from gateway.local.services import log_tail, postgres_program, redis_program, spawn
 from gateway.settings import Settings, load_settings
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "compose.yaml").read_text()

@@ -39,4 +39,4 @@ def test_continuous_integration_runs_the_readmes_test_command() -> None:
     assert os.access(script, os.X_OK)
     assert script.read_text().splitlines()[-1] == "make test"
     assert re.search(r"^make test$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert make("-n", "test", "ARGS=-x").splitlines()[-1] == "exec .venv/bin/pytest -x"
+    assert make("-n", "test", "ARGS=-x").splitlines()[-1] == "exec .venv/bin/pytest -n auto -x"

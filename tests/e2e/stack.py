@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,10 +18,14 @@ from typing import Any, TypeVar
 
 import httpx
 import psycopg
+import pytest
 import redis
+from click.testing import CliRunner
 from psycopg.rows import dict_row
 
-from gateway.local.services import free_port, log_tail
+from gateway.cli import cli
+from gateway.local.services import log_tail
+from tests.ports import free_port
 
 BIN = Path(sys.executable).parent
 MODEL = "smollm2-135m-instruct"
@@ -143,6 +148,15 @@ class Stack:
         if check and done.returncode != 0:
             raise AssertionError(f"penstock {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done.stdout + done.stderr
+
+    def operator(self, *arguments: str) -> str:
+        """What a command prints, run in this process: a process of its own takes a second to start."""
+        with contextlib.chdir(self.folder), pytest.MonkeyPatch.context() as patch:
+            for name in os.environ.keys() - self.environment().keys():
+                patch.delenv(name)
+            done = CliRunner().invoke(cli, list(arguments), catch_exceptions=False)
+        assert done.exit_code == 0, f"penstock {' '.join(arguments)}: {done.exit_code}\n{done.output}"
+        return done.output
 
     def rows(self, where: str = "true", *parameters: object) -> list[dict[str, Any]]:
         """Rows of the ledger, oldest first."""

@@ -25,7 +25,7 @@ PROMPTS = [
 ]
 
 
-def streamed_text(client: openai.OpenAI, prompt: str, max_tokens: int = 24) -> str:
+def streamed_text(client: openai.OpenAI, prompt: str, max_tokens: int = 12) -> str:
     stream = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": prompt}],

@@ -101,11 +101,11 @@ def test_malformed_bodies(stack: Stack, body: bytes) -> None:
 
 
 def test_keys_that_do_not_hold_look_alike(stack: Stack) -> None:
-    revoked = stack.cli("key", "create", "--tenant", "demo", "--name", "to-revoke")
+    revoked = stack.operator("key", "create", "--tenant", "demo", "--name", "to-revoke")
     key = next(word for word in revoked.split() if word.startswith("sk-"))
     assert post(stack, GOOD, key=key).status_code == 200
     public_id = key.split("-")[2]
-    stack.cli("key", "revoke", public_id)
+    stack.operator("key", "revoke", public_id)
     answers = [post(stack, GOOD, key=text) for text in (key, "nonsense", "sk-penstock-aaaaaaaaaaaa-" + "b" * 43)]
     answers.append(httpx.post(f"{stack.url}/v1/chat/completions", json=GOOD))
     for answer in answers:

@@ -6,37 +6,36 @@ import json
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from uuid import uuid4
 
 import httpx
 import openai
 import pytest
 
-from gateway.local.services import free_port
 from tests.e2e.stack import BIN, MODEL, Stack, eventually
+from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 
 HI = [{"role": "user", "content": "Say hi."}]
 
 
-@pytest.fixture
-def replicas(stack: Stack, tmp_path: Path) -> Iterator[list[str]]:
+@pytest.fixture(scope="module")
+def replicas(shared_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Base URLs of two gateways on the same Redis and Postgres."""
     port = free_port()
-    with (tmp_path / "second.log").open("wb") as log:
+    with (tmp_path_factory.mktemp("second") / "gateway.log").open("wb") as log:
         second = subprocess.Popen(
             [BIN / "penstock", "serve", "--port", str(port)],
-            cwd=stack.folder,
-            env=stack.environment(),
+            cwd=shared_stack.folder,
+            env=shared_stack.environment(),
             stdout=log,
             stderr=subprocess.STDOUT,
         )
         try:
             url = f"http://127.0.0.1:{port}"
             eventually(lambda: _ready(url), limit_s=40, what="the second gateway")
-            yield [stack.url, url]
+            yield [shared_stack.url, url]
         finally:
             second.terminate()
             second.wait(15)
@@ -52,8 +51,8 @@ def _ready(url: str) -> bool:
 def tenant(stack: Stack, *options: str) -> tuple[str, str]:
     """A new tenant's name and key."""
     name = f"t-{uuid4().hex[:8]}"
-    stack.cli("tenant", "create", name, *options)
-    shown = stack.cli("key", "create", "--tenant", name)
+    stack.operator("tenant", "create", name, *options)
+    shown = stack.operator("key", "create", "--tenant", name)
     return name, next(word for word in shown.split() if word.startswith("sk-penstock-"))
 
 
@@ -100,9 +99,9 @@ def test_a_spent_budget_is_insufficient_quota(stack: Stack, replicas: list[str])
     assert served < 6
     rows = eventually(lambda: _rows(stack, name, served), what="rows")
     assert sum(row["charged_nano_usd"] for row in rows) <= 600_000
-    stack.cli("tenant", "set", name, "--budget", "0")
+    stack.operator("tenant", "set", name, "--budget", "0")
     assert ask(replicas[0], key)[:2] == (429, "insufficient_quota")
-    stack.cli("tenant", "set", name, "--budget", "1")
+    stack.operator("tenant", "set", name, "--budget", "1")
     assert ask(replicas[1], key)[0] == 200
 
 
@@ -130,20 +129,20 @@ def test_concurrent_requests_are_slots_that_come_back(stack: Stack, replicas: li
         assert (status, code) == (429, "rate_limit_exceeded")
         assert fault is not None
         assert "retry-after" in fault.response.headers
-    # Both clients have left: their slots are free within a second or so.
-    eventually(lambda: ask(replicas[1], key)[0] == 200, limit_s=3, what="a slot")
+    # Both clients have left: their slots are free before their leases could have ended.
+    eventually(lambda: ask(replicas[1], key)[0] == 200, limit_s=5, what="a slot")
 
 
 def test_a_revoked_key_is_refused_by_every_replica_at_once(stack: Stack, replicas: list[str]) -> None:
     _, key = tenant(stack)
     assert [ask(url, key)[0] for url in replicas] == [200, 200]
-    stack.cli("key", "revoke", key.split("-")[2])
+    stack.operator("key", "revoke", key.split("-")[2])
     assert [ask(url, key)[0] for url in replicas] == [401, 401]
 
 
 def test_a_key_for_some_models_lists_and_calls_only_those(stack: Stack) -> None:
     name, _ = tenant(stack)
-    shown = stack.cli("key", "create", "--tenant", name, "--model", "some-other-model")
+    shown = stack.operator("key", "create", "--tenant", name, "--model", "some-other-model")
     key = next(word for word in shown.split() if word.startswith("sk-penstock-"))
     headers = {"authorization": f"Bearer {key}"}
     assert httpx.get(f"{stack.url}/v1/models", headers=headers).json()["data"] == []

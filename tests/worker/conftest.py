@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from worker.execution import threads
 from worker.weights.source import resolve_model
 
 if TYPE_CHECKING:
     from worker.execution.model_runner import ModelRunner
-
-# Before anything imports torch: its threads must not spin while other tests' servers want the cores.
-os.environ.update(threads.environment(None, os.environ))
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ from gateway.billing.prices import PriceBook
 from gateway.clock import SystemClock
 from gateway.db.engine import create_engine, transaction
 from gateway.db.migrate import upgrade
-from gateway.local.services import EmbeddedPostgres, EmbeddedRedis, free_port, log_tail
+from gateway.local.services import EmbeddedPostgres, EmbeddedRedis, log_tail
 from gateway.redis_url import asyncio_client
 from gateway.routing.registry import Registry
 from gateway.routing.route import Route
@@ -38,6 +38,7 @@ from gateway.tenants.catalog import Catalog
 from gateway.tenants.directory import Directory, LimitSpec
 from gateway.verify.service import Verification, verify
 from tests.gateway.conftest import Conversation, Upstream
+from tests.ports import free_port
 from worker.protocol.fleet import WorkerRecord
 
 BIN = Path(sys.executable).parent

@@ -12,7 +12,8 @@ import redis as redis_py
 import uvloop
 
 from gateway.admission.redis import PipelinedRedis, RedisError, RedisUnavailable, Script, load_script
-from gateway.local.services import EmbeddedRedis, free_port
+from gateway.local.services import EmbeddedRedis
+from tests.ports import free_port
 
 ECHO = Script("echo", b"return {KEYS[1], ARGV[1]}", b"0" * 40)
 

@@ -21,10 +21,10 @@ from gateway.backends.fleet_worker import FleetWorker
 from gateway.backends.transport import Transport
 from gateway.backends.trial import Step, Trials
 from gateway.clock import SystemClock
-from gateway.local.services import free_port
 from gateway.routing.route import Endpoint
 from gateway.tenants.backend_specs import BackendSpec, check_backend
 from tests.gateway.conftest import Conversation, whole_event
+from tests.ports import free_port
 from tests.standins import base as standins
 from tests.standins.anthropic import Anthropic
 from tests.standins.base import StandIn

@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 
 from gateway.cli import cli
 from gateway.cli.target_values import GivenTarget, TargetType, target_text
-from gateway.local.services import free_port
 from tests.gateway.cli.conftest import Penstock, ok, refused
 from tests.gateway.conftest import whole_event
+from tests.ports import free_port
 
 KEY = "sk-very-secret-key-of-a-provider"
 NEW = ("backends", "set", "b", "--pool", "p", "--brand", "generic", "--base-url")

@@ -14,7 +14,6 @@ from gateway.billing.usage import UsageEvent
 from gateway.cli import main
 from gateway.clock import SystemClock
 from gateway.db.migrate import upgrade
-from gateway.local.services import free_port
 from gateway.redis_url import client as redis_client
 from gateway.tenants.keys import parse_key
 from gateway.tenants.principal import Principal
@@ -23,6 +22,7 @@ from tests.gateway.billing.support import Stream, usage_event
 from tests.gateway.cli.conftest import Penstock, ok, refused
 from tests.gateway.db.support import opened
 from tests.gateway.tenants.support import shape
+from tests.ports import free_port
 
 
 async def _authenticate(database_url: str, key: str) -> Principal:

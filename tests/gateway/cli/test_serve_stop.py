@@ -21,13 +21,13 @@ from gateway.billing.prices import PriceBook
 from gateway.clock import SystemClock
 from gateway.db.engine import create_engine
 from gateway.db.tables import usage_events
-from gateway.local.services import free_port
 from gateway.routing.registry import Registry
 from gateway.routing.route import Route
 from gateway.tenants.catalog import Catalog
 from gateway.tenants.directory import Directory
 from tests.gateway.conftest import price_spec
 from tests.gateway.tenants.support import ACTOR
+from tests.ports import free_port
 from worker.protocol.fleet import WorkerRecord
 
 PATH = "/v1/chat/completions"

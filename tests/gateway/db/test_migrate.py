@@ -22,8 +22,8 @@ from gateway.db.engine import DatabaseUnavailable, psycopg_url, transaction
 from gateway.db.migrate import MIGRATIONS, SchemaBehind, check_schema, upgrade
 from gateway.db.partitions import months_ahead
 from gateway.db.tables import metadata
-from gateway.local.services import free_port
 from tests.gateway.db.support import opened
+from tests.ports import free_port
 
 SOURCE = MIGRATIONS.parent
 

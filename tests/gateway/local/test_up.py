@@ -21,10 +21,10 @@ import psycopg
 import pytest
 
 from gateway.local.files import Credentials, DataDir
-from gateway.local.services import free_port
 from gateway.local.up import LocalPenstock, UpOptions
 from gateway.redis_url import client
 from gateway.routing.registry import Registry, worker_key
+from tests.ports import free_port
 from worker.protocol.fleet import WorkerRecord
 
 PENSTOCK = Path(sys.executable).with_name("penstock")

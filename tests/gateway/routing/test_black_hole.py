@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from gateway.local.services import free_port
 from gateway.routing.breaker import FAILURES_IN_A_ROW
 from tests.gateway.backends.relay_support import black_hole
 from tests.gateway.conftest import Conversation, GatewayFactory, Upstream, UpstreamFactory
 from tests.gateway.routing.app_support import Site, answer, asked, never, probed
+from tests.ports import free_port
 
 FIRST_BYTE_S = 0.5
 AT_ONCE = 8

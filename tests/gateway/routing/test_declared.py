@@ -15,7 +15,6 @@ from gateway.backends.brands import BRANDS
 from gateway.clock import SystemClock
 from gateway.db.engine import READ_TIMEOUT_S
 from gateway.db.migrate import upgrade
-from gateway.local.services import free_port
 from gateway.routing.declared import REFRESH_S, Declared
 from gateway.secret_key import SecretKey
 from gateway.tenants.audit import Actor
@@ -23,6 +22,7 @@ from gateway.tenants.backend_changes import BackendChanges
 from gateway.tenants.backend_specs import BackendChange, BackendSpec
 from gateway.tenants.catalog import Catalog
 from tests.gateway.db.support import opened
+from tests.ports import free_port
 
 ACTOR = Actor("admin-1")
 SECRET_KEY = SecretKey("secret-key-of-the-tests-of-declared")

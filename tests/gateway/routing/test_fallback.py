@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from gateway.local.services import free_port
 from gateway.routing.route import Target, new_route
 from tests.gateway.conftest import Conversation, GatewayFactory, UpstreamFactory, chunk_event
 from tests.gateway.routing.app_support import Script, Site, answer, asked, never, refuse
+from tests.ports import free_port
 
 
 @pytest.fixture

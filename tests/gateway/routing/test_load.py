@@ -10,11 +10,12 @@ import msgspec
 import pytest
 import redis.exceptions
 
-from gateway.local.services import EmbeddedRedis, free_port
+from gateway.local.services import EmbeddedRedis
 from gateway.redis_url import client as redis_client
 from gateway.routing.load import LoadExchange
 from gateway.routing.policy import Balancer
 from tests.gateway.routing.support import Rig, endpoint
+from tests.ports import free_port
 
 A, B = endpoint("a"), endpoint("b")
 

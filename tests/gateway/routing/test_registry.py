@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from gateway.local.services import EmbeddedRedis, free_port
+from gateway.local.services import EmbeddedRedis
 from gateway.redis_url import client as redis_client
 from gateway.routing.registry import Registry, RegistryUnavailable
+from tests.ports import free_port
 from tests.redis_cluster import RedisCluster
 from worker.protocol.fleet import WorkerRecord
 

@@ -10,7 +10,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.billing.prices import PriceBook
 from gateway.db.cached import RETRY_S
 from gateway.db.engine import DatabaseUnavailable
-from gateway.local.services import free_port
 from gateway.routing.route import Route
 from gateway.tenants.audit import Actor
 from gateway.tenants.catalog import Catalog, RouteChange, RouteExists, UnknownPool, UnknownRoute
@@ -18,6 +17,7 @@ from gateway.tenants.records import ConfigurationError, NotAllowed, VersionConfl
 from tests.gateway.billing.support import fetch
 from tests.gateway.conftest import price_spec
 from tests.gateway.db.support import ManualClock, opened
+from tests.ports import free_port
 
 ACTOR = Actor("admin-1")
 ROUTE = Route("m", "pool", "backend/m", 8192, 512, 4096, 300.0)

@@ -14,7 +14,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.db.engine import DatabaseUnavailable
 from gateway.db.tables import api_keys, routes, tenants
 from gateway.db.tables import pools as pools_table
-from gateway.local.services import free_port
 from gateway.secret_key import SecretKey
 from gateway.tenants.directory import Directory, KeyChange, LimitSpec, TenantChange, TenantSettings
 from gateway.tenants.end_users import end_user_hash
@@ -23,6 +22,7 @@ from gateway.tenants.records import InvalidKey
 from gateway.tenants.service import AdminPrincipal, Tenants
 from tests.gateway.db.support import ManualClock, opened
 from tests.gateway.tenants.support import ACTOR, budget, concurrent, requests_per_minute, shape
+from tests.ports import free_port
 
 WELL_FORMED = "sk-penstock-abcdefghij01-" + "s" * 43
 

@@ -15,13 +15,14 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.local.services import EmbeddedRedis, free_port
+from gateway.local.services import EmbeddedRedis
 from gateway.redis_url import client as redis_client
 from gateway.settings import Settings
 from gateway.tenants.principal import RedisLossPolicy
 from gateway.tenants.specs import TenantChange
 from tests.gateway.http.openai.test_chat import ASK, PATH, client_of, error_of, events_of, eventually, paris
 from tests.gateway.tenants.support import ACTOR, budget, concurrent, requests_per_minute
+from tests.ports import free_port
 
 KEY = {"idempotency-key": "8e03978e-40d5-43e8-bc93-6894a57f9324"}
 STREAM = ASK | {"stream": True}
