@@ -98,3 +98,9 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Which of our APIs was called; see ``gateway.apis``."""
     failed_attempts: list[str] = []
     """Of those that failed, in their order: backend and error code, with a space between."""
+    cache: str | None = None
+    """By which tier a kept answer was found, ``exact`` or ``semantic``; None: by none."""
+    saved_nano_usd: int = 0
+    """What the answer would have cost the tenant, less what the hit did."""
+    saved_tokens: int = 0
+    """That it took when it was made."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import reduce
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 Mode = Literal["off", "exact", "semantic"]
 RequestMode = Literal["off", "exact", "semantic", "refresh"]
@@ -19,14 +20,14 @@ class CachePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Off, unless some scope opts in."""
     allowed: Mode | None = None
     """The most that narrower scopes and requests may opt in to; semantic, unless told otherwise."""
-    ttl_s: int | None = None
-    """How long an answer is kept, from its making; a request may ask for less. 1 to 2,592,000; 3600."""
-    threshold: float | None = None
-    """Least cosine of two texts that may mean the same, 0 to 1; 0.85. The guards decide after it."""
+    ttl_s: Annotated[int, Meta(ge=1, le=30 * 24 * 3600)] | None = None
+    """How long an answer is kept, from its making; a request may ask for less. 3600."""
+    threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Least cosine of two texts that may mean the same; 0.85. The guards decide after it."""
     shadow: bool | None = None
     """Count what the semantic tier would have answered, and answer nothing by it."""
-    verify_share: float | None = None
-    """Of the semantic hits, the share that is asked of the model all the same, to see whether it agrees. 0 to 1; 0."""
+    verify_share: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Of the semantic hits, the share that is asked of the model all the same, to see whether it agrees; 0."""
     across_projects: bool | None = None
     across_end_users: bool | None = None
     """Share answers between the tenant's projects, and between end users; neither, unless told."""
@@ -38,28 +39,12 @@ class CachePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Keep answers to prompts that speak of the present (today, latest); no."""
     single_flight: bool | None = None
     """Let identical requests that run at the same time share one answer; no."""
-    max_answer_bytes: int | None = None
+    max_answer_bytes: Annotated[int, Meta(ge=1, le=8 * 1024 * 1024)] | None = None
     """Longer answers are not kept; 262,144."""
-    max_tenant_bytes: int | None = None
+    max_tenant_bytes: Annotated[int, Meta(ge=1, le=2**40)] | None = None
     """What one tenant's answers may take in Redis; the oldest go first. 67,108,864. The tenant's say alone counts."""
-    hit_price_bp: int | None = None
+    hit_price_bp: Annotated[int, Meta(ge=0, le=10_000)] | None = None
     """What a hit costs, in hundredths of a percent of what the answer would have cost; 0."""
-
-    def __post_init__(self) -> None:
-        for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise ValueError(f"{name} must be between {least} and {most}")
-
-
-_RANGES: Final[dict[str, tuple[float, float]]] = {
-    "ttl_s": (1, 30 * 24 * 3600),
-    "threshold": (0, 1),
-    "verify_share": (0, 1),
-    "max_answer_bytes": (1, 8 * 1024 * 1024),
-    "max_tenant_bytes": (1, 1024**4),
-    "hit_price_bp": (0, 10_000),
-}
 
 
 class CacheRules(msgspec.Struct, frozen=True, kw_only=True):

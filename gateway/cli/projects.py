@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import click
 
-from gateway.cli.session import run
+from gateway.cache.policy import CachePolicy
+from gateway.cli.policy_values import GivenPolicy, policy_option, policy_text
+from gateway.cli.session import Session, run
 from gateway.cli.values import all_pages, echo_table, show_time
+from gateway.tenants.records import ProjectRecord
 
 _TENANT = click.option("--tenant", required=True, help="Whose project it is.")
 
@@ -49,6 +52,25 @@ def rename(tenant: str, name: str, new_name: str) -> None:
     """Give a project another name. Its keys, limits and usage stay."""
     record = run(lambda session: session.directory.update_project(session.actor, tenant, name, name=new_name))
     click.echo(f"Project {name} is {record.name} from now on.")
+
+
+@project.command(name="set")
+@click.argument("name")
+@_TENANT
+@policy_option("answer_cache", CachePolicy, "--cache", "Of the answer cache")
+def set_(tenant: str, name: str, answer_cache: GivenPolicy | None) -> None:
+    """Say what a project wants of the answer cache, within what its tenant allows."""
+    if answer_cache is None:
+        raise click.UsageError("give at least one thing to change")
+
+    async def work(session: Session) -> ProjectRecord:
+        before = await session.directory.project(tenant, name)
+        policy = answer_cache.applied(before.answer_cache)
+        return await session.directory.update_project(
+            session.actor, tenant, name, answer_cache=policy, if_version=before.version
+        )
+
+    click.echo(f"Project {name}, answer cache: {policy_text(run(work).answer_cache)}")
 
 
 @project.command()

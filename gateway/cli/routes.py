@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from gateway.cache.policy import NO_POLICY, CachePolicy
+from gateway.cli.policy_values import GivenPolicy, policy_option
 from gateway.cli.session import Session, run
 from gateway.cli.target_values import GivenTarget, TargetType, target_text
 from gateway.cli.values import all_pages, echo_table, printable
@@ -117,8 +119,15 @@ def route() -> None:
     metavar="NAME|none",
     help="Encoding that counts prompts, as o200k_base, or `backend`; `none` bounds them by their bytes. [none]",
 )
+@policy_option("answer_cache", CachePolicy, "--cache", "Of the answer cache")
 @click.option("--if-version", type=int, help="Only if the route still has this version.")
-def set_route(name: str, if_version: int | None, targets: tuple[GivenTarget, ...], **options: Any) -> None:
+def set_route(
+    name: str,
+    if_version: int | None,
+    targets: tuple[GivenTarget, ...],
+    answer_cache: GivenPolicy | None,
+    **options: Any,
+) -> None:
     """Declare a route, or change one: what is not given stays. A new one needs --pool (or --target) and
     --context-length."""
     given = {option: value for option, value in options.items() if value is not None}
@@ -131,13 +140,20 @@ def set_route(name: str, if_version: int | None, targets: tuple[GivenTarget, ...
         given["tokenizer"] = None
 
     async def work(session: Session) -> Route:
+        version = if_version
         try:
-            return await session.catalog.update_route(session.actor, name, RouteChange(**given), if_version=if_version)
+            if answer_cache is not None:
+                before = await session.catalog.stored_route(name)
+                given["answer_cache"] = answer_cache.applied(before.answer_cache)
+                version = before.version if version is None else version
+            return await session.catalog.update_route(session.actor, name, RouteChange(**given), if_version=version)
         except UnknownRoute:
             if not {"pool", "context_length"} <= given.keys():
                 raise click.UsageError(
                     f"there is no route {name!r} yet: give --pool (or --target) and --context-length"
                 ) from None
+        if answer_cache is not None:
+            given["answer_cache"] = answer_cache.applied(NO_POLICY)
         return await session.catalog.create_route(session.actor, new_route(name, **given))
 
     _show([run(work)])
@@ -168,6 +184,7 @@ def _show(routes: list[Route]) -> None:
         "TIMEOUT S",
         "UNPRICED",
         "TOKENIZER",
+        "CACHE",
         "VERSION",
     )
     rows = [
@@ -180,6 +197,7 @@ def _show(routes: list[Route]) -> None:
             f"{route.timeout_s:g}",
             route.unpriced,
             route.tokenizer or "-",
+            route.answer_cache.mode or "-",
             route.version,
         )
         for route in routes

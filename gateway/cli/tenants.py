@@ -12,8 +12,11 @@ import click
 import msgspec
 
 from gateway.billing.usage import usd_text
+from gateway.cache.policy import NO_POLICY, CachePolicy
+from gateway.cli.policy_values import GivenPolicy, policy_option
 from gateway.cli.session import Session, run
 from gateway.cli.values import UNLIMITED, LimitType, PercentType, Unlimited, UsdType, all_pages, echo_table, show_time
+from gateway.promptlog.policy import NO_LOG, PromptLogPolicy
 from gateway.tenants.principal import BudgetPeriod, Metric, RateWindow
 from gateway.tenants.records import LimitRecord, TenantRecord
 from gateway.tenants.specs import PERIODS, LimitSpec, TenantChange, TenantSettings
@@ -47,6 +50,8 @@ def _options(command: F) -> F:
             metavar="URL|none",
             help="Told when a budget's threshold is crossed; its secret is shown once.",
         ),
+        policy_option("answer_cache", CachePolicy, "--cache", "Of the answer cache"),
+        policy_option("prompt_log", PromptLogPolicy, "--prompt-log", "Of the prompt log"),
     )
     for option in reversed(options):
         command = option(command)
@@ -61,6 +66,7 @@ class _Given:
     budget: int | Unlimited | None
     period: BudgetPeriod | None
     settings: dict[str, Any]
+    policies: dict[str, GivenPolicy]
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> _Given:
@@ -71,11 +77,23 @@ class _Given:
         if "webhook_url" in given:
             settings["webhook_url"] = None if given["webhook_url"] == "none" else given["webhook_url"]
         counts = {name: given[name] for name in _COUNTS if name in given}
-        return cls(counts, given.get("budget"), given.get("period"), settings)
+        policies: dict[str, GivenPolicy] = {
+            name: given[name] for name in ("answer_cache", "prompt_log") if name in given
+        }
+        return cls(counts, given.get("budget"), given.get("period"), settings, policies)
+
+    def all_settings(self, before: TenantRecord | None) -> dict[str, Any]:
+        """With policies as they are to be; ``before``: the tenant, if it is there already."""
+        usual: dict[str, Any] = {"answer_cache": NO_POLICY, "prompt_log": NO_LOG}
+        changed = {
+            name: given.applied(getattr(before, name) if before else usual[name])
+            for name, given in self.policies.items()
+        }
+        return self.settings | changed
 
     @property
     def nothing(self) -> bool:
-        return not self.counts and self.budget is None and self.period is None and not self.settings
+        return not (self.counts or self.settings or self.policies) and self.budget is None and self.period is None
 
 
 @click.group()
@@ -90,7 +108,7 @@ def create(name: str, **options: Any) -> None:
     """Create a tenant. Limits that are not given do not exist."""
     given = _Given.of(options)
     limits, _ = _limits((), given)
-    settings = TenantSettings(**given.settings)
+    settings = TenantSettings(**given.all_settings(None))
     record = run(lambda session: session.directory.create_tenant(session.actor, name, settings=settings, limits=limits))
     click.echo(f"Tenant {record.name} created. Give it a key: penstock key create --tenant {record.name}")
     _show_webhook_secret(record)
@@ -111,8 +129,15 @@ def set_(name: str, **options: Any) -> None:
 
     async def work(session: Session) -> tuple[TenantRecord, list[LimitRecord]]:
         limits, lifted = _limits(await session.directory.list_limits(name), given)
+        before = await session.directory.tenant(name)
         record = await session.directory.update_tenant(
-            session.actor, name, TenantChange(**given.settings), limits=limits, lifted=lifted
+            session.actor,
+            name,
+            TenantChange(**given.all_settings(before)),
+            # A policy is changed as it was read.
+            if_version=before.version if given.policies else None,
+            limits=limits,
+            lifted=lifted,
         )
         return record, await session.directory.list_limits(name)
 
@@ -214,10 +239,22 @@ def _show(shown: list[tuple[TenantRecord, list[LimitRecord]]]) -> None:
                 record.timezone,
                 others,
                 f"{Decimal(record.markup_bp) / 100:f}%",
+                record.answer_cache.mode or "off",
+                record.prompt_log.level,
                 show_time(record.created_at),
                 show_time(record.archived_at),
             )
         )
     numbers = ("REQUESTS/MIN", "TOKENS/MIN", "CONCURRENT", "OTHER LIMITS", "MARK-UP")
-    headers = ("TENANT", *numbers[:3], "BUDGET USD", "TIMEZONE", *numbers[3:], "CREATED", "ARCHIVED")
+    headers = (
+        "TENANT",
+        *numbers[:3],
+        "BUDGET USD",
+        "TIMEZONE",
+        *numbers[3:],
+        "CACHE",
+        "PROMPT LOG",
+        "CREATED",
+        "ARCHIVED",
+    )
     echo_table(headers, rows, numbers=numbers)

@@ -66,6 +66,9 @@ tenants = Table(
     Column("webhook_secret", LargeBinary),
     _timestamp("archived_at", nullable=True),
     Column("version", BigInteger, nullable=False, server_default=text("1")),
+    # What differs from the usual in gateway.cache.policy and gateway.promptlog.policy.
+    Column("answer_cache", JSONB, nullable=False, server_default=text("'{}'")),
+    Column("prompt_log", JSONB, nullable=False, server_default=text("'{}'")),
     CheckConstraint("redis_loss IN ('fail_closed', 'fail_open')", name="redis_loss"),
     CheckConstraint("markup_bp BETWEEN -10000 AND 1000000", name="markup_bp"),
     CheckConstraint("weight > 0", name="weight"),
@@ -80,6 +83,7 @@ projects = Table(
     Column("version", BigInteger, nullable=False, server_default=text("1")),
     _timestamp("created_at", default="now()"),
     _timestamp("archived_at", nullable=True),
+    Column("answer_cache", JSONB, nullable=False, server_default=text("'{}'")),
     UniqueConstraint("tenant_id", "name"),
 )
 
@@ -168,6 +172,7 @@ routes = Table(
     # Of the first target, which pool and backend_model name; route_targets has the others.
     Column("weight", Double, nullable=False, server_default=text("1")),
     Column("priority", Integer, nullable=False, server_default=text("0")),
+    Column("answer_cache", JSONB, nullable=False, server_default=text("'{}'")),
     CheckConstraint("weight >= 0", name="weight"),
     CheckConstraint("context_length > 0", name="context_length"),
     CheckConstraint("default_output_tokens BETWEEN 1 AND max_output_tokens", name="default_output_tokens"),
@@ -345,6 +350,11 @@ usage_events = Table(
     Column("api", Text, nullable=False, server_default=text("'chat_completions'")),
     # Of the attempts that failed, in their order: backend and error code, with a space between.
     Column("failed_attempts", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    # By which tier a kept answer was found; NULL: by none.
+    Column("cache", Text),
+    # What the answer would have cost the tenant, and the tokens that it took when it was made.
+    Column("saved_nano_usd", BigInteger, nullable=False, server_default=text("0")),
+    Column("saved_tokens", BigInteger, nullable=False, server_default=text("0")),
     _timestamp("recorded_at", default="now()"),
     Index(None, "tenant_id", "admitted_at"),
     Index(None, "tenant_id", "end_user", "admitted_at", postgresql_where=text("end_user IS NOT NULL")),
@@ -379,6 +389,8 @@ usage_rollup = Table(
     Column("compute_us", BigInteger, nullable=False),
     Column("charged_nano_usd", Numeric(38, 0), nullable=False),
     Column("cost_nano_usd", Numeric(38, 0), nullable=False),
+    Column("saved_nano_usd", Numeric(38, 0), nullable=False, server_default=text("0")),
+    Column("saved_tokens", BigInteger, nullable=False, server_default=text("0")),
     Index(None, "tenant_id", "bucket"),
 )
 

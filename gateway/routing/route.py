@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from gateway.apis import SERVED_BY, Api, Family
+from gateway.cache.policy import NO_POLICY, CachePolicy
 
 UnpricedPolicy = Literal["refuse", "serve"]
 DEFAULT_OUTPUT_TOKENS = 512
@@ -54,6 +55,7 @@ class Route:
     """Of the first target, as in ``Target``."""
     more_targets: tuple[Target, ...] = ()
     """Beside the first, which ``pool`` and ``backend_model`` name."""
+    answer_cache: CachePolicy = NO_POLICY
 
     @cached_property
     def targets(self) -> tuple[Target, ...]:
@@ -74,6 +76,7 @@ def new_route(
     weight: float = 1.0,
     priority: int = 0,
     more_targets: Iterable[Target] = (),
+    answer_cache: CachePolicy = NO_POLICY,
 ) -> Route:
     """A route with the usual values for what is not given."""
     most = context_length if max_output_tokens is None else max_output_tokens
@@ -92,6 +95,7 @@ def new_route(
         weight=weight,
         priority=priority,
         more_targets=tuple(more_targets),
+        answer_cache=answer_cache,
     )
 
 

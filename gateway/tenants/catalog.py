@@ -13,12 +13,14 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.cache.policy import CachePolicy
 from gateway.clock import Clock
 from gateway.db.cached import CachedCopy
 from gateway.db.engine import transaction
 from gateway.db.tables import backends, pools, route_targets, routes
 from gateway.routing.route import Route, Target, UnpricedPolicy
 from gateway.tenants.audit import Actor, audit
+from gateway.tenants.changes import columns, read_policy
 from gateway.tenants.principal import LONGEST_REQUEST_S
 from gateway.tenants.records import (
     AlreadyExists,
@@ -29,7 +31,7 @@ from gateway.tenants.records import (
     check_name,
     is_name,
 )
-from gateway.tenants.specs import check_page
+from gateway.tenants.specs import check_page, check_policy
 
 MAX_WEIGHT = 1e6
 MAX_PRIORITY = 100
@@ -67,6 +69,7 @@ class RouteChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     weight: float | UnsetType = UNSET
     priority: int | UnsetType = UNSET
     more_targets: tuple[Target, ...] | UnsetType = UNSET
+    answer_cache: CachePolicy | UnsetType = UNSET
 
 
 class Catalog:
@@ -112,7 +115,7 @@ class Catalog:
             if await connection.scalar(query) is None:
                 raise RouteExists(route.name)
             await _write_targets(connection, route)
-            await audit(connection, actor, "create", "route", route.name, after=asdict(route))
+            await audit(connection, actor, "create", "route", route.name, after=_audited(route))
         self._copy.expire()
         return route
 
@@ -137,7 +140,7 @@ class Catalog:
             if new.more_targets != old.more_targets:
                 await connection.execute(delete(route_targets).where(route_targets.c.route == name))
                 await _write_targets(connection, new)
-            was, now = asdict(old), asdict(new)
+            was, now = _audited(old), _audited(new)
             changed = [field for field, value in now.items() if value != was[field]]
             before, after = ({field: route[field] for field in changed} for route in (was, now))
             await audit(connection, actor, "update", "route", name, before=before, after=after)
@@ -150,7 +153,7 @@ class Catalog:
         async with transaction(self._engine) as connection:
             old = await _stored(connection, name, lock=True, if_version=if_version)
             await connection.execute(delete(routes).where(routes.c.name == name))
-            await audit(connection, actor, "delete", "route", name, before=asdict(old))
+            await audit(connection, actor, "delete", "route", name, before=_audited(old))
         self._copy.expire()
 
     async def pools(self) -> list[str]:
@@ -201,7 +204,11 @@ _COLUMNS = tuple(field for field in Route.__dataclass_fields__ if field != "more
 
 def _columns(route: Route) -> dict[str, Any]:
     """Of the table ``routes``."""
-    return {field: getattr(route, field) for field in _COLUMNS}
+    return columns({field: getattr(route, field) for field in _COLUMNS})
+
+
+def _audited(route: Route) -> dict[str, Any]:
+    return columns(asdict(route))
 
 
 async def _routes(connection: AsyncConnection, query: Select[Any]) -> list[Route]:
@@ -213,7 +220,11 @@ async def _routes(connection: AsyncConnection, query: Select[Any]) -> list[Route
         target = Target(row.pool, row.backend_model, row.weight, row.priority)
         targets.setdefault(row.route, []).append(target)
     return [
-        Route(**{field: getattr(row, field) for field in _COLUMNS}, more_targets=tuple(targets.get(row.name, ())))
+        Route(
+            **{field: getattr(row, field) for field in _COLUMNS if field != "answer_cache"},
+            answer_cache=read_policy(row.answer_cache, CachePolicy),
+            more_targets=tuple(targets.get(row.name, ())),
+        )
         for row in rows
     ]
 
@@ -280,6 +291,7 @@ def check_route(route: Route) -> Route:
         raise ConfigurationError("default_output_tokens must not be above max_output_tokens")
     if not 0 < route.timeout_s <= LONGEST_REQUEST_S:
         raise ConfigurationError(f"timeout_s must be above 0 and at most {LONGEST_REQUEST_S:.0f} seconds")
+    check_policy("answer_cache", route.answer_cache)
     if route.unpriced not in ("refuse", "serve"):
         raise ConfigurationError("unpriced must be `refuse` or `serve`")
     if route.tokenizer is not None and not _TOKENIZER.fullmatch(route.tokenizer):

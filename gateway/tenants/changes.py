@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
+import msgspec
 import structlog
 from sqlalchemy import ColumnElement, Row, Table, false, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.cache.policy import CachePolicy
 from gateway.clock import Clock
 from gateway.db.engine import transaction
 from gateway.db.tables import tenants
+from gateway.promptlog.policy import PromptLogPolicy
 from gateway.secret_key import SecretKey
 from gateway.tenants.audit import Actor, audit
 from gateway.tenants.records import (
@@ -31,6 +34,8 @@ Announce = Callable[[UUID, int], Awaitable[None]]
 Forget = Callable[[UUID | None], None]
 """Makes this process read the keys of a tenant (None: of administrators) anew."""
 
+P = TypeVar("P", CachePolicy, PromptLogPolicy)
+
 _log = structlog.get_logger(__name__)
 # Neither the salt nor the sealed secret of the webhook is anybody's to see.
 TENANT_COLUMNS = (
@@ -45,6 +50,8 @@ TENANT_COLUMNS = (
     tenants.c.markup_bp,
     tenants.c.weight,
     tenants.c.webhook_url,
+    tenants.c.answer_cache,
+    tenants.c.prompt_log,
 )
 
 
@@ -146,7 +153,20 @@ def named(table: Table, ref: str | UUID) -> ColumnElement[bool]:
 
 
 def tenant_record(row: Row[*tuple[Any, ...]]) -> TenantRecord:
-    return TenantRecord(**row._mapping)
+    values = dict(row._mapping)
+    values["answer_cache"] = read_policy(values["answer_cache"], CachePolicy)
+    values["prompt_log"] = read_policy(values["prompt_log"], PromptLogPolicy)
+    return TenantRecord(**values)
+
+
+def read_policy(stored: Any, kind: type[P]) -> P:
+    """A policy as its column has it."""
+    return msgspec.convert(stored, kind)
+
+
+def columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` as their columns take them: a policy as what differs in it from the usual."""
+    return {name: msgspec.to_builtins(v) if isinstance(v, msgspec.Struct) else v for name, v in values.items()}
 
 
 async def next_generation(connection: AsyncConnection, tenant_id: UUID) -> int:

@@ -12,6 +12,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.billing.price_spec import RATES, Basis, PriceSpec, checked, parse_rate
+from gateway.cache.policy import CachePolicy
+from gateway.promptlog.policy import PromptLogPolicy
 from gateway.routing.route import Target, UnpricedPolicy
 from gateway.tenants.fleet_steps import at
 from gateway.tenants.limit_amount import required_amount
@@ -75,6 +77,7 @@ class RouteEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     weight: float | UnsetType = UNSET
     priority: int | UnsetType = UNSET
     more_targets: list[TargetEntry] | UnsetType = UNSET
+    answer_cache: CachePolicy | UnsetType = UNSET
 
     def values(self) -> dict[str, Any]:
         """What is given, as ``RouteChange`` has it, and the name."""
@@ -156,6 +159,8 @@ class TenantEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     markup_bp: int | UnsetType = UNSET
     weight: float | UnsetType = UNSET
     webhook_url: str | UnsetType = UNSET
+    answer_cache: CachePolicy | UnsetType = UNSET
+    prompt_log: PromptLogPolicy | UnsetType = UNSET
     projects: list[str] | UnsetType = UNSET
     keys: list[KeyEntry] | UnsetType = UNSET
     limits: list[LimitEntry] | UnsetType = UNSET

@@ -8,6 +8,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Literal, TypeVar
 
+import msgspec
+
 from gateway.routing.route import Target
 from gateway.tenants.records import ConfigurationError
 
@@ -51,6 +53,9 @@ def shown(value: object) -> str:
         return "none"
     if isinstance(value, Target):
         return f"{value.backend_model} of {value.pool} (weight {value.weight:g}, priority {value.priority})"
+    if isinstance(value, msgspec.Struct):
+        given: dict[str, Any] = msgspec.to_builtins(value)
+        return ", ".join(f"{name} {shown(part)}" for name, part in given.items()) or "as usual"
     if isinstance(value, Decimal):
         return f"{value.normalize():f}"
     if isinstance(value, datetime):

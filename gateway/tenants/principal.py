@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
+from gateway.cache.policy import NO_POLICY, CachePolicy
+from gateway.promptlog.policy import NO_LOG, PromptLogPolicy
+
 BudgetPeriod = Literal["day", "week", "month", "total"]
 Subject = Literal["tenant", "project", "key", "end_user", "model"]
 Metric = Literal["requests", "tokens", "concurrent", "budget"]
@@ -75,6 +78,9 @@ class Principal:
     """Added to the list price, in hundredths of a percent; a price of the tenant's own is charged as it is."""
     weight: float = 1.0
     """Share among tenants of a worker's fair queue."""
+    answer_cache: CachePolicy = NO_POLICY
+    """The tenant's say and, within it, the project's."""
+    prompt_log: PromptLogPolicy = NO_LOG
 
     @property
     def shard(self) -> str:

@@ -10,11 +10,12 @@ from sqlalchemy import Row, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.cache.policy import CachePolicy
 from gateway.db.engine import transaction
 from gateway.db.tables import projects
 from gateway.ids import uuid7
 from gateway.tenants.audit import Actor
-from gateway.tenants.changes import Change, Changes, check_version, find_tenant, named
+from gateway.tenants.changes import Change, Changes, check_version, columns, find_tenant, named, read_policy
 from gateway.tenants.records import (
     ProjectExists,
     ProjectRecord,
@@ -23,7 +24,7 @@ from gateway.tenants.records import (
     UnknownProject,
     check_name,
 )
-from gateway.tenants.specs import check_page
+from gateway.tenants.specs import check_page, check_policy
 
 
 class ProjectChanges(Changes):
@@ -60,19 +61,35 @@ class ProjectChanges(Changes):
             return [_record(row) for row in rows]
 
     async def update_project(
-        self, actor: Actor, tenant: str | UUID, ref: str | UUID, *, name: str, if_version: int | None = None
+        self,
+        actor: Actor,
+        tenant: str | UUID,
+        ref: str | UUID,
+        *,
+        name: str | None = None,
+        answer_cache: CachePolicy | None = None,
+        if_version: int | None = None,
     ) -> ProjectRecord:
-        """Rename a project. Raises UnknownTenant, UnknownProject, ProjectExists, VersionConflict, NotAllowed,
-        ConfigurationError."""
-        check_name("project", name)
+        """Rename a project, or say what it wants of the answer cache; None: as it is.
+
+        Raises UnknownTenant, UnknownProject, ProjectExists, VersionConflict, NotAllowed, ConfigurationError.
+        """
+        given = {"name": name, "answer_cache": answer_cache}
+        if name is not None:
+            check_name("project", name)
+        if answer_cache is not None:
+            check_policy("answer_cache", answer_cache)
         try:
             async with self._changing(actor, tenant) as change:
                 before = await _changeable(change, ref, if_version)
-                if before.name == name:
-                    return before
-                return await _update(change, "update", before, {"name": name})
+                values = {
+                    field: value
+                    for field, value in given.items()
+                    if value is not None and value != getattr(before, field)
+                }
+                return await _update(change, "update", before, values) if values else before
         except IntegrityError as fault:
-            raise ProjectExists(name, str(tenant)) from fault
+            raise ProjectExists(str(name), str(tenant)) from fault
 
     async def archive_project(
         self, actor: Actor, tenant: str | UUID, ref: str | UUID, *, if_version: int | None = None
@@ -104,7 +121,7 @@ async def _changeable(change: Change, ref: str | UUID, if_version: int | None) -
 
 
 async def _update(change: Change, action: str, before: ProjectRecord, values: dict[str, Any]) -> ProjectRecord:
-    query = update(projects).where(projects.c.id == before.id).values(**values, version=projects.c.version + 1)
+    query = update(projects).where(projects.c.id == before.id).values(**columns(values), version=projects.c.version + 1)
     after = _record((await change.connection.execute(query.returning(projects))).one())
     await change.audit(
         action, "project", before.name, before=msgspec.to_builtins(before), after=msgspec.to_builtins(after)
@@ -113,4 +130,6 @@ async def _update(change: Change, action: str, before: ProjectRecord, values: di
 
 
 def _record(row: Row[Any]) -> ProjectRecord:
-    return ProjectRecord(**row._mapping)
+    values = dict(row._mapping)
+    values["answer_cache"] = read_policy(values["answer_cache"], CachePolicy)
+    return ProjectRecord(**values)

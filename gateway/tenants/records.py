@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
+from gateway.cache.policy import NO_POLICY, CachePolicy
+from gateway.promptlog.policy import NO_LOG, PromptLogPolicy
 from gateway.tenants.principal import AdminRole, BudgetPeriod, Metric, RateWindow, RedisLossPolicy, Subject
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:-]*(?:/[A-Za-z0-9_:-][A-Za-z0-9._:-]*)*"
@@ -126,6 +128,8 @@ class TenantRecord:
     webhook_url: str | None
     webhook_secret: str | None = field(default=None, repr=False)
     """With which what is sent to the webhook is signed: only in the answer to the change that set the URL."""
+    answer_cache: CachePolicy = NO_POLICY
+    prompt_log: PromptLogPolicy = NO_LOG
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,7 @@ class ProjectRecord:
     created_at: datetime
     archived_at: datetime | None
     """Since then its keys are invalid."""
+    answer_cache: CachePolicy = NO_POLICY
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,11 @@ from sqlalchemy import BindParameter, Row, Select, Text, and_, bindparam, cast, 
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.cache.policy import CachePolicy, merge
 from gateway.clock import Clock
 from gateway.db.engine import transaction
 from gateway.db.tables import api_keys, limits, projects, tenants
+from gateway.promptlog.policy import PromptLogPolicy
 from gateway.tenants.key_cache import KeyCache, StoredKey
 from gateway.tenants.keys import matches_either, parse_key
 from gateway.tenants.principal import (
@@ -162,7 +164,10 @@ def _key_query() -> Select[Any]:
             tenants.c.redis_loss,
             tenants.c.markup_bp,
             tenants.c.weight,
+            tenants.c.answer_cache,
+            tenants.c.prompt_log,
             projects.c.name.label("project_name"),
+            projects.c.answer_cache.label("project_cache"),
             bearing.label("limits"),
         )
         .select_from(
@@ -208,6 +213,10 @@ def _principal(row: Row[Any]) -> Principal:
         redis_loss=row.redis_loss,
         markup_bp=row.markup_bp,
         weight=row.weight,
+        answer_cache=merge(
+            msgspec.convert(row.answer_cache, CachePolicy), msgspec.convert(row.project_cache, CachePolicy)
+        ),
+        prompt_log=msgspec.convert(row.prompt_log, PromptLogPolicy),
     )
 
 

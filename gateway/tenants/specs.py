@@ -6,15 +6,18 @@ import math
 import zoneinfo
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from gateway.cache.policy import NO_POLICY, CachePolicy
+from gateway.promptlog.policy import NO_LOG, PromptLogPolicy
 from gateway.tenants.principal import BudgetPeriod, Metric, RateWindow, RedisLossPolicy, Subject
-from gateway.tenants.records import ConfigurationError, check_name, is_name
+from gateway.tenants.records import ConfigurationError, InvalidField, check_name, is_name
 
+P = TypeVar("P", CachePolicy, PromptLogPolicy)
 MAX_AMOUNT = 2**53 - 1
 """Largest amount in nano-USD (nine million USD): Redis scripts count in doubles."""
 SCOPES = frozenset({"inference", "usage:read"})
@@ -54,6 +57,8 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     weight: float = 1.0
     """Share among tenants of a worker's fair queue."""
     webhook_url: str | None = None
+    answer_cache: CachePolicy = NO_POLICY
+    prompt_log: PromptLogPolicy = NO_LOG
 
 
 class TenantChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,6 +70,8 @@ class TenantChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     markup_bp: int | UnsetType = UNSET
     weight: float | UnsetType = UNSET
     webhook_url: str | UnsetType | None = UNSET
+    answer_cache: CachePolicy | UnsetType = UNSET
+    prompt_log: PromptLogPolicy | UnsetType = UNSET
 
 
 class KeyChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,7 +134,17 @@ def check_settings(settings: TenantSettings) -> TenantSettings:
         raise ConfigurationError("a weight must be between 0.01 and 1000")
     if settings.webhook_url is not None:
         _check_url(settings.webhook_url)
+    check_policy("answer_cache", settings.answer_cache)
+    check_policy("prompt_log", settings.prompt_log)
     return settings
+
+
+def check_policy(name: str, policy: P) -> P:
+    """``policy``, if its values are within their bounds."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(policy), type(policy))
+    except msgspec.ValidationError as fault:
+        raise InvalidField(name, str(fault)) from fault
 
 
 def _check_url(url: str) -> None:

@@ -22,7 +22,7 @@ from gateway.db.tables import projects, tenants
 from gateway.ids import uuid7
 from gateway.secret_key import SecretKey
 from gateway.tenants.audit import Actor
-from gateway.tenants.changes import TENANT_COLUMNS, Change, Changes, check_version, find_tenant, tenant_record
+from gateway.tenants.changes import TENANT_COLUMNS, Change, Changes, check_version, columns, find_tenant, tenant_record
 from gateway.tenants.limit_changes import limit_record, put_limit, remove_limit
 from gateway.tenants.records import ConfigurationError, TenantExists, TenantRecord, UnknownLimit, check_name
 from gateway.tenants.specs import LimitSpec, TenantChange, TenantSettings, check_page, check_settings
@@ -51,7 +51,7 @@ class TenantChanges(Changes):
             "name": check_name("tenant", name),
             "salt": secrets.token_hex(16),
             "webhook_secret": sealed,
-            **msgspec.structs.asdict(settings),
+            **columns(msgspec.structs.asdict(settings)),
         }
         try:
             async with transaction(self._engine) as connection:
@@ -170,7 +170,7 @@ async def _update(changing: Change, values: dict[str, Any]) -> TenantRecord:
     query = (
         update(tenants)
         .where(tenants.c.id == changing.tenant.id)
-        .values(**values, version=tenants.c.version + 1)
+        .values(**columns(values), version=tenants.c.version + 1)
         .returning(*TENANT_COLUMNS)
     )
     return tenant_record((await changing.connection.execute(query)).one())

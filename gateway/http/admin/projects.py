@@ -14,6 +14,7 @@ from litestar.openapi.spec import Example
 from litestar.params import JSONBody, PathParameter
 from msgspec import UNSET, UnsetType
 
+from gateway.cache.policy import CachePolicy
 from gateway.http.admin.gate import AnyRequest, actor_of
 from gateway.http.admin.resource import (
     After,
@@ -26,6 +27,7 @@ from gateway.http.admin.resource import (
     TenantRef,
     documented,
     expected_version,
+    given,
     name_cursor,
     page_of,
     single,
@@ -47,6 +49,8 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     """Since then its keys are invalid."""
     version: int
     """As in the ``ETag``."""
+    answer_cache: CachePolicy
+    """Only what differs from what the tenant says."""
 
 
 class NewProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,9 +58,10 @@ class NewProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ProjectPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is left out stays."""
+    """What is left out stays. A policy takes the place of all that it was."""
 
     name: Name | UnsetType = UNSET
+    answer_cache: CachePolicy | UnsetType = UNSET
 
 
 def project_handlers(directory: Directory) -> list[HTTPRouteHandler]:
@@ -104,7 +109,7 @@ def project_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         return_dto=None,
         operation_id="updateProject",
         operation_class=documented(403, 404, 409, 412, example={"name": "default"}, tagged=True),
-        summary="Rename a project",
+        summary="Change a project",
     )
     async def update(
         request: AnyRequest,
@@ -113,9 +118,8 @@ def project_handlers(directory: Directory) -> list[HTTPRouteHandler]:
         data: JSONBody[ProjectPatch],
         if_match: IfMatch = None,
     ) -> Response[Project]:
-        name = (await directory.project(tenant, project)).name if data.name is UNSET else data.name
         record = await directory.update_project(
-            actor_of(request), tenant, project, name=name, if_version=expected_version(if_match)
+            actor_of(request), tenant, project, **given(data), if_version=expected_version(if_match)
         )
         return single(_shown(record), record.version)
 

@@ -12,6 +12,7 @@ from litestar.openapi.spec import Example
 from litestar.params import JSONBody, PathParameter
 from msgspec import UNSET, Meta, UnsetType
 
+from gateway.cache.policy import NO_POLICY, CachePolicy
 from gateway.http.admin.gate import AnyRequest, actor_of
 from gateway.http.admin.resource import (
     After,
@@ -93,6 +94,8 @@ class RouteView(msgspec.Struct, frozen=True, kw_only=True):
     """Beside that one."""
     version: int
     """As in the ``ETag``."""
+    answer_cache: CachePolicy
+    """Only what differs from what tenants and projects say."""
 
 
 class NewRoute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,10 +116,11 @@ class NewRoute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     weight: Weight = 1.0
     priority: Priority = 0
     more_targets: Targets = []
+    answer_cache: CachePolicy = NO_POLICY
 
 
 class RoutePatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is left out stays; ``more_targets`` takes the place of all that there are."""
+    """What is left out stays; ``more_targets`` and ``answer_cache`` take the place of all that there was."""
 
     pool: Name | UnsetType = UNSET
     backend_model: Name | UnsetType = UNSET
@@ -129,6 +133,7 @@ class RoutePatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     weight: Weight | UnsetType = UNSET
     priority: Priority | UnsetType = UNSET
     more_targets: Targets | UnsetType = UNSET
+    answer_cache: CachePolicy | UnsetType = UNSET
 
 
 _EXAMPLE = {"name": "small", "pool": "smollm2", "backend_model": "smollm2-135m-instruct", "context_length": 8192}

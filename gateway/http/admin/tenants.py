@@ -13,6 +13,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import JSONBody
 from msgspec import UNSET, Meta, UnsetType
 
+from gateway.cache.policy import NO_POLICY, CachePolicy
 from gateway.http.admin.gate import AnyRequest, actor_of
 from gateway.http.admin.resource import (
     After,
@@ -30,6 +31,7 @@ from gateway.http.admin.resource import (
     page_of,
     single,
 )
+from gateway.promptlog.policy import NO_LOG, PromptLogPolicy
 from gateway.tenants.directory import Directory
 from gateway.tenants.principal import RedisLossPolicy
 from gateway.tenants.records import TenantRecord
@@ -59,6 +61,9 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """As in the ``ETag``."""
     webhook_secret: str | UnsetType = UNSET
     """Signs what is sent to the webhook: only in the answer to the change that set its URL."""
+    answer_cache: CachePolicy
+    """Only what differs from the usual."""
+    prompt_log: PromptLogPolicy
 
 
 class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,10 +74,12 @@ class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     markup_bp: Markup = 0
     weight: Weight = 1.0
     webhook_url: WebhookUrl | None = None
+    answer_cache: CachePolicy = NO_POLICY
+    prompt_log: PromptLogPolicy = NO_LOG
 
 
 class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is left out stays. A new webhook URL gets a new secret."""
+    """What is left out stays. A new webhook URL gets a new secret. A policy takes the place of all that it was."""
 
     name: Name | UnsetType = UNSET
     timezone: Timezone | UnsetType = UNSET
@@ -80,6 +87,8 @@ class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     markup_bp: Markup | UnsetType = UNSET
     weight: Weight | UnsetType = UNSET
     webhook_url: WebhookUrl | UnsetType | None = UNSET
+    answer_cache: CachePolicy | UnsetType = UNSET
+    prompt_log: PromptLogPolicy | UnsetType = UNSET
 
 
 _EXAMPLE = {"name": "acme", "timezone": "Europe/Berlin", "markup_bp": 2000}

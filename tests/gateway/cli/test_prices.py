@@ -30,7 +30,7 @@ def test_routes_are_declared_changed_and_deleted(penstock: Penstock) -> None:
     ok(penstock("route", "set", "m", "--pool", "p", "--context-length", "100", "--tokenizer", "o200k_base"))
     ok(penstock("route", "set", "m", "--timeout", "7.5", "--unpriced", "serve"))
     line = ok(penstock("route", "list")).splitlines()[1].split()
-    assert line == ["m", "p:model=m", "100", "100", "100", "7.5", "serve", "o200k_base", "2"]
+    assert line == ["m", "p:model=m", "100", "100", "100", "7.5", "serve", "o200k_base", "-", "2"]
     refused(penstock("route", "set", "m", "--timeout", "8", "--if-version", "1"), "version 2")
     assert ok(penstock("route", "set", "m", "--tokenizer", "none")).splitlines()[1].split()[-2:] == ["-", "3"]
     refused(penstock("pool", "delete", "p"), "routes use")
