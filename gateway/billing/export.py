@@ -14,6 +14,7 @@ from gateway.billing.report_rows import COUNTS, UsageRow, fields_of
 MEDIA_TYPE = "text/csv; charset=utf-8; header=present"
 _FORMULA_START = re.compile(r"(^|;)(?=[=+\-@\t\r\n])")
 """Also behind a semicolon: where the comma stands in numbers, spreadsheets take that for the end of a cell."""
+_SAVED = ("saved_nano_usd", "saved_usd", "cache_hit_rate")
 _AMOUNTS = ("charged_nano_usd", "charged_usd", "cost_nano_usd", "cost_usd")
 
 
@@ -21,7 +22,7 @@ def csv_of(rows: Iterable[UsageRow], group_by: Sequence[Dimension], *, costs: bo
     """A header and a line for each row; CRLF ends lines. ``costs``: with what it cost us, which only rows for
     administrators hold."""
     dimensions = [field for dimension in group_by for field in fields_of(dimension)]
-    amounts = _AMOUNTS if costs else _AMOUNTS[:2]
+    amounts = (*(_AMOUNTS if costs else _AMOUNTS[:2]), *_SAVED)
     statuses = [f"requests_{status}" for status in STATUSES]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")

@@ -74,6 +74,8 @@ class _Sums:
     compute_us: int = 0
     charged_nano_usd: int = 0
     cost_nano_usd: int = 0
+    saved_nano_usd: int = 0
+    saved_tokens: int = 0
 
     def add(self, row: Any, sign: int) -> None:
         self.requests += sign
@@ -86,6 +88,8 @@ class _Sums:
         self.compute_us += sign * row.compute_us
         self.charged_nano_usd += sign * row.charged_nano_usd
         self.cost_nano_usd += sign * row.cost_nano_usd
+        self.saved_nano_usd += sign * row.saved_nano_usd
+        self.saved_tokens += sign * row.saved_tokens
 
 
 ROLLUP_SUMS = tuple(field.name for field in fields(_Sums))

@@ -46,6 +46,13 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     charged_nano_usd: int
     charged_usd: str
     """The same amount in USD, all nine decimal places."""
+    cache_hit_rate: float | None
+    """Share of the good answers that were kept ones; null: there was no good answer."""
+    saved_tokens: int
+    """That kept answers took when they were made."""
+    saved_nano_usd: int
+    """What kept answers would have cost, less what they did."""
+    saved_usd: str
 
 
 class AdminUsageRow(UsageRow, frozen=True, kw_only=True):
@@ -69,6 +76,7 @@ COUNTS = (
     "reasoning_tokens",
     "images",
     "compute_us",
+    "saved_tokens",
 )
 _NULLABLE = frozenset({"backend", "end_user", "tag"})
 
@@ -89,14 +97,16 @@ def told(row: Any, wanted: Collection[Dimension], labels: Mapping[str, Any]) -> 
         {name: int(getattr(row, name)) for name in COUNTS},
         int(row.charged_nano_usd),
         int(row.cost_nano_usd),
+        int(row.saved_nano_usd),
         named,
     )
 
 
 def made(
-    by_status: dict[str, int], counts: dict[str, int], charged: int, cost: int, named: Mapping[str, Any]
+    by_status: dict[str, int], counts: dict[str, int], charged: int, cost: int, saved: int, named: Mapping[str, Any]
 ) -> AdminUsageRow:
     values = {**named, **counts}
+    good = by_status["ok"] + by_status["cache_hit"]
     return AdminUsageRow(
         requests=sum(by_status.values()),
         requests_by_status=by_status,
@@ -104,6 +114,9 @@ def made(
         charged_usd=usd_text(charged),
         cost_nano_usd=cost,
         cost_usd=usd_text(cost),
+        cache_hit_rate=round(by_status["cache_hit"] / good, 6) if good else None,
+        saved_nano_usd=saved,
+        saved_usd=usd_text(saved),
         **values,
     )
 
@@ -115,6 +128,7 @@ def total(rows: Collection[AdminUsageRow]) -> AdminUsageRow:
         {name: sum(getattr(row, name) for row in rows) for name in COUNTS},
         sum(row.charged_nano_usd for row in rows),
         sum(row.cost_nano_usd for row in rows),
+        sum(row.saved_nano_usd for row in rows),
         {},
     )
 

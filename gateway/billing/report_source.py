@@ -29,6 +29,8 @@ SUMS = (
     "compute_us",
     "charged_nano_usd",
     "cost_nano_usd",
+    "saved_nano_usd",
+    "saved_tokens",
 )
 """Columns that rows and rollups share and that are summed, beside the number of requests."""
 

@@ -53,6 +53,10 @@ class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
     end_user: str | None
     """Keyed hash."""
     tags: list[str]
+    cache: str | None
+    """By which tier a kept answer was found, ``exact`` or ``semantic``; null: by none."""
+    saved_nano_usd: int
+    saved_tokens: int
 
 
 _JOINED = {"project", "key_name", "model", "charged_usd"}

@@ -157,7 +157,8 @@ def _show(report: Report, wanted: Sequence[Dimension]) -> None:
     # Requests with several tags are in several lines, and those that --limit left out are in none.
     if len(report.rows) > 1 and "tag" not in wanted and report.next_cursor is None:
         table.append(["total", *[""] * (len(fields) - 1), *_counts(total(report.rows), statuses)])
-    counts = ("REQUESTS", *(status.upper() for status in statuses), *_TOKENS, "CHARGED USD")
+    saved = ("SAVED USD",) if "cache_hit" in statuses else ()
+    counts = ("REQUESTS", *(status.upper() for status in statuses), *_TOKENS, "CHARGED USD", *saved)
     echo_table([*(name.upper().replace("_", " ") for name in fields), *counts], table, numbers=counts)
     if report.next_cursor is not None:
         click.echo("There are more lines than --limit shows.", err=True)
@@ -169,4 +170,5 @@ def _shown(value: object) -> str:
 
 def _counts(row: AdminUsageRow, statuses: Sequence[Status]) -> list[object]:
     by_status = [row.requests_by_status[status] for status in statuses]
-    return [row.requests, *by_status, row.prompt_tokens, row.completion_tokens, row.charged_usd]
+    saved = [row.saved_usd] if "cache_hit" in statuses else []
+    return [row.requests, *by_status, row.prompt_tokens, row.completion_tokens, row.charged_usd, *saved]

@@ -25,6 +25,8 @@ _SUMS = (
     "compute_us",
     "charged_nano_usd",
     "cost_nano_usd",
+    "saved_nano_usd",
+    "saved_tokens",
 )
 
 

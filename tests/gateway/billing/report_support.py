@@ -89,6 +89,8 @@ def many_events(count: int = 400, seed: int = 11) -> list[UsageEvent]:
                 compute_us=chance.randrange(10**9),
                 charged_nano_usd=chance.randrange(2**40),
                 cost_nano_usd=chance.randrange(2**40),
+                saved_nano_usd=chance.randrange(2**40),
+                saved_tokens=chance.randrange(1000),
                 end_user=chance.choice([None, "a" * 32, "b" * 32]),
                 tags=chance.choice([[], ["x"], ["team=red", "x"], ["y"]]),
             )
@@ -98,7 +100,10 @@ def many_events(count: int = 400, seed: int = 11) -> list[UsageEvent]:
 
 def sums(events: Iterable[UsageEvent]) -> dict[str, Any]:
     events = list(events)
-    charged, cost = (sum(getattr(event, name) for event in events) for name in ("charged_nano_usd", "cost_nano_usd"))
+    charged, cost, saved = (
+        sum(getattr(event, f"{name}_nano_usd") for event in events) for name in ("charged", "cost", "saved")
+    )
+    hits, good = (sum(event.status in of for event in events) for of in (("cache_hit",), ("ok", "cache_hit")))
     return {
         "requests": len(events),
         "requests_by_status": {status: sum(event.status == status for event in events) for status in STATUSES},
@@ -107,6 +112,9 @@ def sums(events: Iterable[UsageEvent]) -> dict[str, Any]:
         "charged_usd": usd_text(charged),
         "cost_nano_usd": cost,
         "cost_usd": usd_text(cost),
+        "cache_hit_rate": round(hits / good, 6) if good else None,
+        "saved_nano_usd": saved,
+        "saved_usd": usd_text(saved),
     }
 
 

@@ -13,7 +13,7 @@ from gateway.billing.report_rows import COUNTS, AdminUsageRow, made
 
 
 def row(**named: str | None) -> AdminUsageRow:
-    return made(dict.fromkeys(STATUSES, 1), dict.fromkeys(COUNTS, 2), 10**9, 5, named)
+    return made(dict.fromkeys(STATUSES, 1), dict.fromkeys(COUNTS, 2), 10**9, 5, 7, named)
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
@@ -36,8 +36,10 @@ def test_lines_end_and_quotes_stand_as_the_standard_says() -> None:
     told = csv_of([row(tag='a,"b"\n'), row(tag=None)], ["tag"], costs=True).decode()
     header, rest = told.split("\r\n", 1)
     assert header.startswith("tag,requests,requests_ok,")
-    assert header.endswith("charged_nano_usd,charged_usd,cost_nano_usd,cost_usd")
+    assert header.endswith(
+        "charged_nano_usd,charged_usd,cost_nano_usd,cost_usd,saved_nano_usd,saved_usd,cache_hit_rate"
+    )
     assert rest.startswith('"a,""b""\n",6,1,')
     assert "\r\n,6,1," in rest
-    assert told.endswith("1000000000,1.000000000,5,0.000000005\r\n")
+    assert told.endswith("1000000000,1.000000000,5,0.000000005,7,0.000000007,0.5\r\n")
     assert "cost" not in csv_of([row(tag="x")], ["tag"], costs=False).decode()

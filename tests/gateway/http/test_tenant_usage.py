@@ -142,6 +142,9 @@ async def test_one_request_is_shown_with_all_that_its_tenant_may_see(door: Door)
         "total_ms": None,
         "end_user": ALICE,
         "tags": ["x", "y=z"],
+        "cache": None,
+        "saved_nano_usd": 0,
+        "saved_tokens": 0,
     }
 
 
