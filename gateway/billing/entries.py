@@ -37,6 +37,7 @@ NOTES = {
     "api": MAX_KEY_TEXT,
     "error_code": MAX_NOTE_TEXT,
     "client_request_id": MAX_NOTE_TEXT,
+    "cache": MAX_NOTE_TEXT,
 }
 """Texts that only explain, and the longest that each may be."""
 RANGES = {
@@ -47,6 +48,8 @@ RANGES = {
     "compute_us": (0, MAX_COMPUTE_US),
     "markup_bp": (-10_000, 1_000_000),
     "attempts": (0, 10_000),
+    "saved_nano_usd": (0, MAX_AMOUNT),
+    "saved_tokens": (0, MAX_TOKENS),
 }
 """Counts that only explain: the nearest that can be is taken."""
 
