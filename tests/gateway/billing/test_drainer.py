@@ -51,6 +51,16 @@ async def test_entries_become_rows_and_leave_redis(engine: AsyncEngine, drainer:
     await assert_consistent(engine)
 
 
+async def test_an_emptied_stream_is_let_be(
+    drainer: Drainer, stream: Stream, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.add(usage_event())
+    await drainer.drain_once()
+    assert client.exists(f"{SHARD}:usage")
+    monkeypatch.setattr(drainer, "_take", None)
+    assert await drainer.drain_once() == 0
+
+
 async def test_every_shard_is_drained(engine: AsyncEngine, drainer: Drainer, client: redis.Redis) -> None:
     for number in range(64):
         Stream(client, f"{{s{number:02d}}}").add(usage_event())
