@@ -5,10 +5,9 @@
 -- ARGV  1 clock offset in ms (0 but in tests)  2 prefix of the entries' keys  3 name of the entry
 --
 -- Entries go by themselves; what they took is given back by the next script that runs. Should Redis have evicted some
--- of these keys, the sum is made anew of what is left.
+-- of these keys, the entries that the others know are forgotten: what is not counted could not be bounded.
 
 local MOST = 1000 -- entries that one script lets go of
-local MOST_LIFE = 30 * 24 * 3600 * 1000 -- of an entry, ms
 
 -- Negate by subtracting from 0: -0 would become "-0", which is no integer to Redis.
 local function text(number)
@@ -26,25 +25,30 @@ local function forget(name)
   redis.call('ZREM', KEYS[2], name)
   redis.call('ZREM', KEYS[3], name)
   redis.call('ZREM', KEYS[4], name)
-  if bytes then
+  if bytes and redis.call('EXISTS', KEYS[4]) == 0 then
+    redis.call('DEL', KEYS[5])
+  elseif bytes then
     redis.call('DECRBY', KEYS[5], text(tonumber(bytes)))
   end
   return bytes and 1 or 0
 end
 
 local function total()
-  local sum = redis.call('GET', KEYS[5])
-  if not sum or tonumber(sum) < 0 then
-    sum = 0
-    local sizes = redis.call('ZRANGE', KEYS[4], 0, -1, 'WITHSCORES')
-    for index = 2, #sizes, 2 do
-      sum = sum + tonumber(sizes[index])
-    end
-    if sum > 0 then
-      redis.call('SET', KEYS[5], text(sum), 'PX', MOST_LIFE)
+  return tonumber(redis.call('GET', KEYS[5]) or '0')
+end
+
+local function forget_all_unless_it_adds_up()
+  local made, expires, sizes =
+    redis.call('ZCARD', KEYS[2]), redis.call('ZCARD', KEYS[3]), redis.call('ZCARD', KEYS[4])
+  if made == expires and made == sizes and (made > 0) == (redis.call('EXISTS', KEYS[5]) == 1) then
+    return
+  end
+  for index = 2, 4 do
+    for _, name in ipairs(redis.call('ZRANGE', KEYS[index], 0, -1)) do
+      redis.call('UNLINK', prefix .. name)
     end
   end
-  return tonumber(sum)
+  redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4], KEYS[5])
 end
 
 local function forget_what_expired()
@@ -53,5 +57,5 @@ local function forget_what_expired()
   end
 end
 
-total()
+forget_all_unless_it_adds_up()
 forget_what_expired()

@@ -151,7 +151,7 @@ async def room(url: str, **changes: Any) -> AsyncIterator[Room]:
 async def until_known(cache: AnswerCache, within_s: float = 10.0) -> None:
 
     deadline = time.monotonic() + within_s
-    while cache.semantic_available is None:  # noqa: ASYNC110 - the cache has no event for it
+    while cache.semantic_available is None:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)
 
