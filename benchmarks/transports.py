@@ -5,7 +5,8 @@ time, and for streams of 32 events at 16 at a time, reading what comes as it com
 for a request, and latency above that of a bare socket, which parses nothing and is the least that can be had. The
 clients take turns and the median round counts: compare within one run, for figures move with the machine.
 
-- ``transport``: the gateway's own, on aiohttp
+- ``transport``: the gateway's own
+- ``aiohttp``: aiohttp as sparingly as it can be used: no cookies, no redirects, no headers of its own, no decompression
 - ``httpx``: httpx with its own connection pool
 - ``httpx-aiohttp``: httpx with aiohttp beneath, from the package of that name
 - ``pyreqwest``: reqwest, in Rust, from the package of that name
@@ -34,7 +35,9 @@ from typing import Any, Final
 
 import package_first  # noqa: F401 - a script beside this one bears the package's name
 import uvloop
+from yarl import URL
 
+from gateway.backends.decompression import PIECE
 from gateway.backends.transport import Transport
 
 HEADERS: Final = {
@@ -98,6 +101,29 @@ async def transport(url: str) -> AsyncIterator[Ask]:
         yield ask
 
 
+@asynccontextmanager
+async def aiohttp_own(url: str) -> AsyncIterator[Ask]:
+    import aiohttp
+
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, connect=5.0),
+        auto_decompress=False,
+        skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
+    ) as session:
+        target = URL(url + "/v1/chat/completions")
+
+        async def ask(body: bytes) -> int:
+            size = 0
+            async with session.post(target, headers=HEADERS, data=body, allow_redirects=False) as answer:
+                while chunk := await answer.content.read(PIECE):
+                    size += len(chunk)
+            return size
+
+        yield ask
+
+
 def _asking(client: Any, url: str) -> Ask:
     async def ask(body: bytes) -> int:
         async with client.stream("POST", url + "/v1/chat/completions", headers=HEADERS, content=body) as answer:
@@ -145,6 +171,7 @@ async def pyreqwest(url: str) -> AsyncIterator[Ask]:
 CLIENTS: Final[dict[str, tuple[Client, str | None]]] = {
     "socket": (bare_socket, None),
     "transport": (transport, None),
+    "aiohttp": (aiohttp_own, None),
     "httpx": (httpx_own, "httpx"),
     "httpx-aiohttp": (httpx_aiohttp, "httpx_aiohttp"),
     "pyreqwest": (pyreqwest, "pyreqwest"),

@@ -1,4 +1,4 @@
-"""HTTP to backends: the one place that knows which client library is used.
+"""HTTP to backends: a client of our own, for what is sent and read here is little and its cost is in every request.
 
 No limit on connections, so that a dead backend hangs nobody else; no cookies, no redirects, no proxies from the
 environment. What a backend compressed is undone here, piece by piece. Every failure comes out as a BackendFault.
@@ -7,56 +7,60 @@ environment. What a backend compressed is undone here, piece by piece. Every fai
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
-from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Final, NamedTuple
 
-import aiohttp
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.client_reqrep import ConnectionKey
-from aiohttp.connector import Connection
-from aiohttp.tracing import Trace
 from yarl import URL
 
 from gateway.backends import faults
-from gateway.backends.decompression import PIECE, BadCoding, decompressor
+from gateway.backends.decompression import BadCoding, decompressor
+from gateway.backends.faults import BackendFault
+from gateway.backends.http_answer import Answer
+from gateway.backends.http_connection import Origin
+from gateway.backends.http_pool import Pool
 
-READ_AHEAD = 64 * 1024
-"""Bytes: a reply of which twice as much waits to be read is not read from its socket, so that the backend must wait."""
-IDLE_CONNECTION_S = 3.0
-"""Shorter than the 5 s after which uvicorn closes an idle connection, so that we seldom write into a closing one."""
+_MOST_TARGETS: Final = 1000
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_PORTS: Final = {"http": 80, "https": 443}
 
 
 class Reply:
     """A backend's answer, its body still to be read."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self.status = response.status
-        self.media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        self._decompressor = decompressor(response.headers.getall("content-encoding", []))
+    __slots__ = ("_answer", "_decompressor", "media_type", "status")
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self.status = answer.status
+        headers = answer.headers
+        self.media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
+        codings = headers.get(b"content-encoding")
+        self._decompressor = None if codings is None else decompressor([codings.decode("latin-1")])
 
     def header(self, name: str) -> str | None:
-        return self._response.headers.get(name)
+        value = self._answer.headers.get(name.lower().encode())
+        return None if value is None else value.strip().decode("latin-1")
 
     @property
     def came(self) -> bool:
         """Whether there is something to be read now, so that ``read_some`` need not wait."""
-        content = self._response.content
-        return self._decompressor is None and (content.is_eof() or bool(content._buffer))
+        answer = self._answer
+        return self._decompressor is None and (bool(answer.body) or answer.end is not None)
 
     async def read_some(self) -> bytes:
         """The next bytes of the body as they come, some ``PIECE`` at most; empty at its end. Cancelling it loses none.
 
-        Raises BackendFault when the body was cut, or is not what its content coding says.
+        Raises BackendFault when the body was cut, or is not what its content coding says; what came before a cut comes
+        first, as the error by which a backend explains it.
         """
         unpacking = self._decompressor
+        if unpacking is None:
+            return await self._answer.read()
         try:
-            if unpacking is None:
-                return await self._read()
             while not (piece := unpacking.take()):
-                packed = await self._read()
+                packed = await self._answer.read()
                 if not packed:
                     unpacking.end()
                     return b""
@@ -64,16 +68,6 @@ class Reply:
             return piece
         except BadCoding as fault:
             raise faults.malformed(str(fault)) from fault
-
-    async def _read(self) -> bytes:
-        content = self._response.content
-        try:
-            return await content.read(PIECE)
-        except (aiohttp.ClientError, OSError) as fault:
-            # What came before a cut counts, as the error by which a backend explains it. aiohttp would drop it.
-            if came := content._read_nowait(PIECE):
-                return came
-            raise faults.disconnected() from fault
 
     async def read_limited(self, limit: int) -> bytes | None:
         """The whole body; None when it is longer than ``limit`` bytes. Raises BackendFault when it was cut."""
@@ -88,72 +82,48 @@ class Reply:
 
     async def finish(self, within_s: float = 0.25) -> None:
         """Wait shortly for the end of a body whose last event came, so that the connection can be used again."""
-        if self._response.content.at_eof():
+        if self._answer.end is not None:
             return
         try:
             async with asyncio.timeout(within_s):
-                while await self.read_some():
+                while await self._answer.read():
                     pass
-        except (TimeoutError, faults.BackendFault):
+        except (TimeoutError, BackendFault):
             self.close()
 
     def close(self) -> None:
-        """Drop the connection unless the whole body was read: the backend sees the close at once."""
-        self._response.close()
+        """Drop the connection unless the whole body came: the backend sees the close at once."""
+        self._answer.close()
 
 
-class _Protocol(ResponseHandler):
-    """Reading that was not paused needs no resuming: aiohttp does so, parser and socket, with each chunk of a body."""
-
-    def resume_reading(self, resume_parser: bool = True) -> None:
-        if self._reading_paused:
-            super().resume_reading(resume_parser)
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Uses no idle connection again on which something came: aiohttp would take it for the next request's answer."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._factory = partial(_Protocol, loop=self._loop)  # type: ignore[assignment]
-
-    async def _get(self, key: ConnectionKey, traces: list[Trace]) -> Connection | None:
-        while (found := await super()._get(key, traces)) is not None:
-            if found.protocol is not None and not found.protocol.should_close:
-                return found
-            found.close()
-        return None
+class _Target(NamedTuple):
+    origin: Origin
+    line: str
+    """What follows the method: path, version and the host's header."""
 
 
 class Transport:
     def __init__(self) -> None:
-        self._timeouts: dict[float, aiohttp.ClientTimeout] = {}
-        self._session: aiohttp.ClientSession | None = None
-        self._urls: dict[str, URL] = {}
+        self._pool: Pool | None = None
+        self._targets: dict[str, _Target] = {}
 
     async def __aenter__(self) -> Transport:
-        self._session = aiohttp.ClientSession(
-            connector=_Connector(limit=0, keepalive_timeout=IDLE_CONNECTION_S, enable_cleanup_closed=False),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None),
-            auto_decompress=False,
-            skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
-            trust_env=False,
-            read_bufsize=READ_AHEAD,
-        )
+        self._pool = Pool(asyncio.get_running_loop())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+            await asyncio.sleep(0)  # in which the event loop closes their sockets
 
     async def post(self, url: str, *, headers: Mapping[str, str], body: bytes, connect_s: float) -> Reply:
         """Send ``body``; return when the head of the answer is here. Raises BackendFault.
 
-        ``connect_s`` is the limit for a connection: look-up of the name, TCP and TLS.
+        ``connect_s`` is the limit for a connection: look-up of the name, TCP and TLS. ``headers`` are sent as they are,
+        beside host and length.
         """
         return await self._request("POST", url, headers, body, connect_s)
 
@@ -164,37 +134,65 @@ class Transport:
     async def _request(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, connect_s: float
     ) -> Reply:
-        if self._session is None:
+        pool = self._pool
+        if pool is None:
             raise RuntimeError("the transport is not open")
         try:
-            return Reply(
-                await self._session.request(
-                    method,
-                    self._url(url),
-                    headers=headers,
-                    data=None if body is None else aiohttp.BytesPayload(body),
-                    allow_redirects=False,
-                    timeout=self._timeout(connect_s),
-                )
-            )
-        # ValueError: a URL that cannot be one.
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, ValueError) as fault:
+            target = self._targets.get(url) or self._target(url)
+            head = _head(method, target, headers, body)
+        except ValueError as fault:
             raise faults.unreachable() from fault
-        except (aiohttp.ServerConnectionError, aiohttp.ClientOSError, OSError) as fault:
-            raise faults.disconnected(early=True) from fault
-        except aiohttp.ClientError as fault:
-            raise faults.malformed("sent an answer that is not HTTP") from fault
+        connection = pool.take(target.origin)
+        while True:
+            # A connection that idled may have been closed by the peer just as it is used. What may be asked twice is;
+            # of the rest the relay decides.
+            again = connection is not None and body is None
+            if connection is None:
+                try:
+                    connection = await pool.connect(target.origin, connect_s)
+                except (OSError, ValueError) as fault:
+                    raise faults.unreachable() from fault
+            answer = connection.send(head, body or b"")
+            try:
+                await answer.head()
+            except BackendFault as fault:
+                if not (again and fault.lost_early):
+                    raise
+                connection = None
+            except BaseException:
+                connection.abort()
+                raise
+            else:
+                return Reply(answer)
 
-    def _timeout(self, connect_s: float) -> aiohttp.ClientTimeout:
-        timeout = self._timeouts.get(connect_s)
-        if timeout is None:
-            timeout = self._timeouts[connect_s] = aiohttp.ClientTimeout(total=None, connect=connect_s)
-        return timeout
+    def _target(self, text: str) -> _Target:
+        """Raises ValueError."""
+        url = URL(text)
+        host, port = url.raw_host, url.port
+        if (
+            url.scheme not in _PORTS
+            or not host
+            or port is None
+            or url.raw_user is not None
+            or url.raw_password is not None
+        ):
+            raise ValueError("no URL of a backend")
+        line = f" {url.raw_path_qs} HTTP/1.1\r\nHost: {url.host_port_subcomponent}\r\n"
+        if not line.isascii() or line.count(" ") != 3 or _CONTROL.search(line.replace("\r\n", "", 2)):
+            raise ValueError("no URL of a backend")
+        if len(self._targets) >= _MOST_TARGETS:
+            self._targets.clear()
+        target = self._targets[text] = _Target(Origin(url.scheme == "https", host, port), line)
+        return target
 
-    def _url(self, text: str) -> URL:
-        url = self._urls.get(text)
-        if url is None:
-            if len(self._urls) > 1000:
-                self._urls.clear()
-            url = self._urls[text] = URL(text)
-        return url
+
+def _head(method: str, target: _Target, headers: Mapping[str, str], body: bytes | None) -> bytes:
+    """Raises ValueError for what would not be a header, or more than one."""
+    # The quick look finds more than is forbidden.
+    if not "".join((*headers, *headers.values())).isprintable() and any(
+        _CONTROL.search(text) for header in headers.items() for text in header
+    ):
+        raise ValueError("a control character in a header")
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    length = "" if body is None else f"Content-Length: {len(body)}\r\n"
+    return f"{method}{target.line}{lines}{length}\r\n".encode()

@@ -14,7 +14,8 @@ from backports import zstd
 
 from gateway.backends.decompression import PIECE
 from gateway.backends.faults import BackendFault
-from gateway.backends.transport import READ_AHEAD, Reply, Transport
+from gateway.backends.http_connection import READ_AHEAD
+from gateway.backends.transport import Reply, Transport
 from tests.gateway.backends.relay_support import Rig, eventually, read, read_until_fault, token
 from worker.protocol.sse import DONE, encode_event
 
@@ -172,7 +173,7 @@ async def test_what_came_before_a_cut_is_read_first(upstream: Any) -> None:
     server = await upstream(cut)
     async with Transport() as transport:
         reply = await asked(transport, server.url)
-        await eventually(lambda: reply._response.content.exception() is not None)
+        await eventually(lambda: reply._answer.end is not None)
         found = b""
         while len(found) < len(body):
             found += await reply.read_some()
@@ -200,7 +201,7 @@ async def test_a_reply_that_is_not_read_makes_its_backend_wait(upstream: Any) ->
         while stands_at != sent:
             stands_at = sent
             await asyncio.sleep(0.1)
-        assert reply._response.content._size <= 2 * READ_AHEAD + 256 * 1024  # what one read of the socket may bring
+        assert len(reply._answer.body) <= 2 * READ_AHEAD + 256 * 1024  # what one read of the socket may bring
         for _ in range(3 * stands_at // PIECE):
             assert len(await reply.read_some()) <= PIECE
         assert sent > stands_at  # it goes on when it is read
