@@ -11,6 +11,11 @@ LONG_BYTES: Final = 256 * 1024
 T = TypeVar("T")
 
 
+def is_short(size: int) -> bool:
+    """Whether ``worked`` would do it at once: who works for each request may spare itself the call."""
+    return size < LONG_BYTES
+
+
 async def worked(size: int, work: Callable[[], T]) -> T:
     """What ``work`` returns or raises. ``size``: bytes that it goes through."""
-    return work() if size < LONG_BYTES else await asyncio.to_thread(work)
+    return work() if is_short(size) else await asyncio.to_thread(work)

@@ -155,7 +155,6 @@ class Connection(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._calls: deque[Call] = deque()
         self._out: list[bytes] = []
-        self._flushing: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._overdue: Call | None = None
@@ -174,18 +173,13 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         out, self._out = self._out, []
-        if self._transport is not None and not self.lost:
+        if out and self._transport is not None and not self.lost:
             self._transport.write(b"".join(out))
-        flushing, self._flushing = self._flushing, None
-        if flushing is not None:
-            flushing.set_result(None)
 
     async def flushed(self) -> bool:
         """See ``RedisClient.flushed``."""
-        if self._out:
-            if self._flushing is None:
-                self._flushing = self._loop.create_future()
-            await asyncio.shield(self._flushing)
+        self._flush()
+        await asyncio.sleep(0)  # the transport itself may write at the end of a turn
         if self.lost or self._transport is None or self._hangs:
             return False
         return not self._transport.get_write_buffer_size()  # what it holds back the server has not taken

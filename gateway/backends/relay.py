@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 
@@ -21,16 +20,19 @@ from gateway.backends.faults import BackendFault
 from gateway.backends.time_limits import TimeLimits
 from gateway.backends.transport import Transport
 from gateway.billing.usage import TokenUsage
-from gateway.long_work import worked
+from gateway.long_work import is_short, worked
 from gateway.observability.observer import Attempt as ObservedAttempt
 from gateway.observability.observer import Observer
 from gateway.routing.policy import Balancer, Choice
+from gateway.routing.standing import InUse
 from worker.protocol.errors import ApiError
 
 MAX_ATTEMPTS = 6
 """Enough for two tiers of targets, see ``gateway.routing.policy.TRIES_A_TIER``."""
 LEAST_RETRY_S = 0.05
 """With less left to the deadline no backend could answer any more."""
+
+_NO_USAGE = TokenUsage()
 
 
 class Relay:
@@ -75,7 +77,7 @@ class Exchange:
         self._started = self._loop.time()
         self._deadline = self._started + total_s
         self._attempt: Attempt | None = None
-        self._held = ExitStack()
+        self._in_use: InUse | None = None
         """What counts the running attempt among its endpoint's."""
         self._next: tuple[Choice, Outgoing] | None = None
         self._model = ""
@@ -87,7 +89,7 @@ class Exchange:
         self.attempts = 0
         self.backend_id: str | None = None
         """The backend of the latest attempt."""
-        self.usage = TokenUsage()
+        self.usage = _NO_USAGE
         self.wasted: list[TokenUsage] = []
         """What attempts that failed had used, before the latest one."""
         self.failed_attempts: list[str] = []
@@ -173,12 +175,13 @@ class Exchange:
         self._tried.append(endpoint.id)
         self.attempts += 1
         self.backend_id = endpoint.id
-        if self.usage != TokenUsage():
+        if self.usage is not _NO_USAGE and self.usage != _NO_USAGE:
             self.wasted.append(self.usage)
-        self.usage = TokenUsage()
+        self.usage = _NO_USAGE
         self.queue_ms = self.elapsed_ms()
         self._model = choice.model
-        self._held.enter_context(relay.balancer.using(endpoint))
+        self._in_use = relay.balancer.using(endpoint)
+        self._in_use.begin()
         self._observed = self._observer.attempt(
             order.api,
             choice.model,
@@ -205,7 +208,10 @@ class Exchange:
                 return None
             endpoint = choice.endpoint
             try:
-                write = partial(relay.backends[endpoint.family].outgoing, order, endpoint, choice.model)
+                backend = relay.backends[endpoint.family]
+                if is_short(order.prompt_bytes):
+                    return choice, backend.outgoing(order, endpoint, choice.model)
+                write = partial(backend.outgoing, order, endpoint, choice.model)
                 return choice, await worked(order.prompt_bytes, write)
             except ApiError as error:
                 # Another family may have words for it.
@@ -261,6 +267,10 @@ class Exchange:
         attempt, self._attempt = self._attempt, None
         if self._observed is not None:
             self._observed.end(None, self.usage)
-        with self._held:
+        in_use, self._in_use = self._in_use, None
+        try:
             if attempt is not None:
                 await attempt.close()
+        finally:
+            if in_use is not None:
+                in_use.end()

@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Final, Generic, TypeVar
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.apis import Api
 from gateway.billing.usage import Status, TokenUsage
+from gateway.observability.series import Counter, Histogram
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 _WAITS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
 """Seconds to a first token."""
 _WHOLES: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 """Seconds from admission to end."""
-M = TypeVar("M", Counter, Histogram)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +35,6 @@ class Gauge:
     about: str
     labels: tuple[str, ...]
     read: Callable[[], Iterable[tuple[tuple[str, ...], float]]]
-
-
-class _Series(Generic[M]):
-    """A metric's series by their labels' values. To find one so takes a fraction of what the metric itself needs."""
-
-    def __init__(self, metric: M) -> None:
-        self._metric: M = metric
-        self._known: dict[tuple[str, ...], M] = {}
-
-    def of(self, *values: str) -> M:
-        found = self._known.get(values)
-        if found is None:
-            found = self._known[values] = self._metric.labels(*values)
-        return found
 
 
 class Metrics:
@@ -86,31 +72,31 @@ class Metrics:
         total_s: float,
         first_token_ms: int | None,
     ) -> None:
-        self._requests.of(route, api, status).inc()
-        self._duration.of(route, status).observe(total_s)
+        self._requests.add(1, route, api, status)
+        self._duration.observe(total_s, route, status)
         if first_token_ms is not None:
-            self._first_token.of(route).observe(first_token_ms / 1000)
+            self._first_token.observe(first_token_ms / 1000, route)
         for kind, count in (
             ("prompt", usage.prompt_tokens),
             ("completion", usage.completion_tokens),
             ("cached", usage.cached_tokens),
         ):
             if count:
-                self._tokens.of(route, kind).inc(count)
+                self._tokens.add(count, route, kind)
         if charged_nano_usd:
-            self._charged.of(route).inc(charged_nano_usd)
+            self._charged.add(charged_nano_usd, route)
 
     def refused(self, code: str | None) -> None:
         """A request that was answered with an error of our own before it was admitted."""
-        self._refusals.of(code or "invalid_request").inc()
+        self._refusals.add(1, code or "invalid_request")
 
     def attempted(self, backend: str, error_code: str | None) -> None:
         """An attempt at a backend ended. None: well, or by the client's leaving."""
-        self._attempts.of(backend, error_code or "ok").inc()
+        self._attempts.add(1, backend, error_code or "ok")
 
     def kept(self, outcome: str) -> None:
         """A response was to be kept: ``stored``, or why it was not."""
-        self._responses.of(outcome).inc()
+        self._responses.add(1, outcome)
 
     def watch(self, gauge: Gauge) -> None:
         self._gauges.watched.append(gauge)
@@ -119,11 +105,15 @@ class Metrics:
         """In Prometheus' text format 0.0.4."""
         return generate_latest(self._registry)
 
-    def _counter(self, name: str, about: str, *labels: str) -> _Series[Counter]:
-        return _Series(Counter(f"penstock_{name}", about, labels, registry=self._registry))
+    def _counter(self, name: str, about: str, *labels: str) -> Counter:
+        counter = Counter(f"penstock_{name}", about, labels)
+        self._registry.register(counter)
+        return counter
 
-    def _histogram(self, name: str, about: str, buckets: tuple[float, ...], *labels: str) -> _Series[Histogram]:
-        return _Series(Histogram(f"penstock_{name}", about, labels, buckets=buckets, registry=self._registry))
+    def _histogram(self, name: str, about: str, bounds: tuple[float, ...], *labels: str) -> Histogram:
+        histogram = Histogram(f"penstock_{name}", about, bounds, labels)
+        self._registry.register(histogram)
+        return histogram
 
 
 class _Gauges(Collector):

@@ -145,13 +145,19 @@ class InUse:
         self._standing = standing
         self._trial = False
 
-    def __enter__(self) -> None:
+    def begin(self) -> None:
         self._standing.in_flight += 1
         if self._standing.breaker.open_until != 0.0:
             self._trial = True
             self._standing.breaker.trials += 1
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
         self._standing.in_flight -= 1
         if self._trial:
             self._standing.breaker.trials -= 1
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()

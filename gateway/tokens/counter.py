@@ -17,7 +17,7 @@ import structlog
 from msgspec.structs import replace
 
 from gateway.ask import Ask
-from gateway.long_work import worked
+from gateway.long_work import is_short, worked
 from gateway.routing.route import Endpoint, Route
 from gateway.tokens import chat, inputs
 from gateway.tokens.cache import CountCache
@@ -99,6 +99,8 @@ class PromptCounter:
             if found is not None:
                 return found if found.tokens < context_length else PromptBound(context_length, found.images)
         allowances = [each.allowance for each in methods or ()]
+        if is_short(size):
+            return _by_bytes(raw, body, size, route, context_length, allowances)
         return await worked(size, partial(_by_bytes, raw, body, size, route, context_length, allowances))
 
     async def _inputs(self, ask: Ask, route: Route, context_length: int, tenant: bytes, exactly: bool) -> PromptBound:

@@ -10,7 +10,7 @@ from gateway.http.openai.ask import parse_chat
 from gateway.http.openai.door import OpenAIDoor
 from gateway.http.openai.fields import END_USER_HEADER, TAGS_HEADER
 from gateway.http.openai.reference import ChatOperation
-from gateway.long_work import worked
+from gateway.long_work import is_short, worked
 from gateway.tenants.principal import Principal
 
 CHAT = Reference("/v1/chat/completions", ChatOperation, "createChatCompletion", "Create a chat completion", "Chat")
@@ -19,4 +19,6 @@ CHAT = Reference("/v1/chat/completions", ChatOperation, "createChatCompletion", 
 class ChatDoor(OpenAIDoor):
     async def ask(self, raw: bytes, principal: Principal) -> Ask:
         end_user, tags = self.client.text(END_USER_HEADER), self.client.text(TAGS_HEADER)
+        if is_short(len(raw)):
+            return parse_chat(raw, end_user=end_user, tags=tags)
         return await worked(len(raw), partial(parse_chat, raw, end_user=end_user, tags=tags))

@@ -74,7 +74,9 @@ def _check_beside(raw: bytes, prompt_field: str) -> None:
 def read_value(body: Body, field: str) -> Any:
     """A text, a number, true, false or None; an object or a list stays the JSON it is, for there may be a million
     values in it. Raises ApiError (400), as all that reads a field."""
-    raw = body.get(field, _NULL)
+    raw = body.get(field)
+    if raw is None:
+        return None
     if memoryview(raw)[0] in b"{[":
         return raw
     try:
@@ -85,8 +87,11 @@ def read_value(body: Body, field: str) -> Any:
 
 def read_object(body: Body, field: str) -> Body:
     """Its fields; none if it is not there."""
+    raw = body.get(field)
+    if raw is None:
+        return {}
     try:
-        return _object_decoder.decode(body.get(field, _NULL)) or {}
+        return _object_decoder.decode(raw) or {}
     except msgspec.DecodeError:
         raise bad_request(f"'{field}' must be an object.", param=field) from None
 
@@ -136,6 +141,8 @@ def read_include_usage(body: Body) -> bool:
 
 def read_end_user(body: Body, header: str | None) -> str | None:
     """The header wins over ``safety_identifier``, which wins over the older ``user``."""
+    if header is None and "safety_identifier" not in body and "user" not in body:
+        return None
     named: list[tuple[str, str | None, Any]] = [(f"The header '{END_USER_HEADER}'", None, header)]
     named += [(f"'{field}'", field, read_value(body, field)) for field in ("safety_identifier", "user")]
     chosen = None
@@ -150,7 +157,9 @@ def read_end_user(body: Body, header: str | None) -> str | None:
 
 def read_tags(header: str | None) -> tuple[str, ...]:
     """A header's tags, sorted, each once: ``name`` or ``name=value``, with commas between. Raises ApiError (400)."""
-    tags = sorted({tag for part in (header or "").split(",") if (tag := part.strip())})
+    if not header:
+        return ()
+    tags = sorted({tag for part in header.split(",") if (tag := part.strip())})
     if len(tags) > MAX_TAGS:
         raise bad_request(f"The header '{TAGS_HEADER}' has {len(tags)} tags. At most {MAX_TAGS} are allowed.")
     for tag in tags:
