@@ -171,13 +171,13 @@ def test_a_child_that_fails_at_the_start_shows_the_end_of_its_log(
     assert "gateway.log" in said
 
 
-@pytest.mark.e2e
-@pytest.mark.timeout(400)
 async def _register(redis_url: str, record: WorkerRecord) -> None:
     async with Registry(redis_url, ttl_s=60, timeout_s=2) as registry:
         await registry.register(record)
 
 
+@pytest.mark.e2e
+@pytest.mark.timeout(400)
 def test_from_an_empty_folder_through_a_kill_to_a_good_end(up: Up, empty_database_url: str, redis_url: str) -> None:
     """With servers of its user's own: the embedded ones are in tests/e2e and test_services.py."""
     up.environment |= {"DATABASE_URL": empty_database_url, "REDIS_URL": redis_url}
