@@ -43,8 +43,8 @@ class Draft(msgspec.Struct, kw_only=True):
 
     question: Question
     names: Names
-    mark: asyncio.Future[bytes | None]
-    """Of the tenant's last purge."""
+    mark: asyncio.Future[bytes | None] | None = None
+    """Of the tenant's last purge. None: Redis did not answer so far as to be asked for it."""
     vector: bytes | None = None
     """Of ``names.text``, if it was found in time."""
     compare: Hit | None = None
@@ -53,6 +53,7 @@ class Draft(msgspec.Struct, kw_only=True):
 
 class _Job(msgspec.Struct, frozen=True):
     draft: Draft
+    mark: asyncio.Future[bytes | None]
     entry: Entry
     answer: Answer
 
@@ -88,7 +89,7 @@ class Keeper:
         self._bytes = 0
 
     def offer(self, draft: Draft, answer: Answer) -> Entry | None:
-        """What is going to be kept, or None."""
+        """What may be given to those who wait for it, and is going to be kept if Redis takes it; or None."""
         question, names = draft.question, draft.names
         if (reason := why_not_kept(question.rules, answer.facts, len(answer.body))) is not None:
             self._count(reason)
@@ -109,11 +110,13 @@ class Keeper:
             body=answer.body,
             text=names.text,
         )
-        if self._jobs.full() or self._bytes + len(answer.body) > MOST_WAITING_BYTES:
+        if draft.mark is None:
+            self._count("unavailable")
+        elif self._jobs.full() or self._bytes + len(answer.body) > MOST_WAITING_BYTES:
             self._count("queue_full")
         else:
             self._bytes += len(answer.body)
-            self._jobs.put_nowait(_Job(draft, entry, answer))
+            self._jobs.put_nowait(_Job(draft, draft.mark, entry, answer))
         return entry
 
     async def run(self) -> None:
@@ -141,7 +144,7 @@ class Keeper:
 
     async def _keep(self, job: _Job) -> None:
         self._pause.check()
-        put = await self._put_of(job, await job.draft.mark or b"")
+        put = await self._put_of(job, await job.mark or b"")
         try:
             kept, evicted = await self._store.put(put)
         except RedisUnavailable:

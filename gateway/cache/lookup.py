@@ -20,7 +20,7 @@ from gateway.cache.store import Store
 from gateway.cache.vectors import Vectors
 from gateway.clock import Clock
 
-Part = Literal["redis", "keys", "embedder"]
+Part = Literal["redis", "keys", "embedder", "guards"]
 _log = structlog.get_logger(__name__)
 
 
@@ -54,32 +54,31 @@ class LookUp:
         self._question = question
         self.names = names
         self.part: Part | None = None
-        self.draft: Draft | None = None
+        self.draft = Draft(question=question, names=names)
 
     async def run(self) -> Hit | Outcome:
         """Raises what the parts raise, and Paused."""
         question, room = self._question, self._room
         if question.rules.refresh:
-            self._begin_draft()
+            self._ask_for_mark()
             return "refresh"
         room.pauses["redis"].check()
         if (found := await self._exact()) is not None:
             return found
-        draft = self._begin_draft()
-        candidate = await self._semantic(draft)
+        self._ask_for_mark()
+        candidate = await self._semantic()
         if candidate is None:
             return "miss"
         would_be = hit(candidate.entry, "semantic", candidate.similarity)
         if not question.rules.shadow and not self._is_sampled():
             return would_be
-        draft.compare = would_be
+        self.draft.compare = would_be
         return "shadow_hit" if question.rules.shadow else "verify"
 
-    def _begin_draft(self) -> Draft:
+    def _ask_for_mark(self) -> None:
         mark = self._room.store.mark(self._question.tenant_id)
         mark.add_done_callback(lambda done: done.cancelled() or done.exception())  # else the loop tells of it
-        self.draft = Draft(question=self._question, names=self.names, mark=mark)
-        return self.draft
+        self.draft.mark = mark
 
     async def _exact(self) -> Hit | None:
         self.part = "redis"
@@ -89,7 +88,7 @@ class LookUp:
             return None
         return hit(entry, "exact") if entry.good_for(self._question, self._room.clock.now()) else None
 
-    async def _semantic(self, draft: Draft) -> Candidate | None:
+    async def _semantic(self) -> Candidate | None:
         room, names, question = self._room, self.names, self._question
         if names.partition is None or room.index is None or room.vectors is None:
             return None
@@ -98,10 +97,10 @@ class LookUp:
             return None
         room.pauses["embedder"].check()
         self.part = "embedder"
-        draft.vector = await room.vectors.vector(question.tenant_id, names.text)
+        vector = self.draft.vector = await room.vectors.vector(question.tenant_id, names.text)
         room.pauses["embedder"].went_well()
         self.part = "redis"
-        matches = await room.index.nearest(question.tenant_id, names.partition, draft.vector)
+        matches = await room.index.nearest(question.tenant_id, names.partition, vector)
         if matches is None:
             room.index_missing()
             return None
@@ -116,6 +115,7 @@ class LookUp:
             text = await self._text(match)
             if text is None:
                 continue
+            self.part = "guards"
             rejection = self._room.guards.check(self.names.text, text)
             if rejection is not None:
                 rejected.append(rejection.guard)

@@ -186,9 +186,7 @@ class AnswerCache:
         return await self._keeper.drained(limit_s)
 
     def _miss(self, question: Question, search: LookUp, outcome: Outcome) -> Miss:
-        draft = search.draft
-        keep = None if draft is None else partial(self._keeper.offer, draft)
-        candidate = None if draft is None else draft.compare
+        keep, candidate = partial(self._keeper.offer, search.draft), search.draft.compare
         if not question.rules.single_flight or outcome not in ("miss", "unavailable"):
             return Miss(outcome, keep=keep, candidate=candidate)
         flight, leads = self._flights.join(search.names.exact)
