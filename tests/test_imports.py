@@ -38,6 +38,8 @@ GATEWAY_ROOMS = {
     "answer": {"ask", "order", "admission", "billing", "backends", "observability"},
     "pipeline": {"ask", "refusals", "order", "answer", "observability"}
     | {"tenants", "admission", "billing", "routing", "tokens", "backends", "idempotency", "db"},
+    "datakeys": {"db"},
+    "promptlog": {"admission", "datakeys", "db"},
     "responses": {"ask", "translation", "db", "tenants"},
     "http": {"pipeline", "ask", "answer", "translation", "responses", "observability"}
     | {"tenants", "billing", "routing", "backends", "tokens", "admission", "db"},

@@ -35,8 +35,8 @@ class OfId(NamedTuple):
 
 
 Wanted = OfOwner | OfId
-Loaded = DataKey | UnknownMasterKey | None
-"""None: there is none."""
+Loaded = DataKey | UnknownMasterKey | DatabaseUnavailable | None
+"""The key, or why it cannot be had. None: there is none."""
 
 
 class Loader:
@@ -64,10 +64,8 @@ class Loader:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        for future in self._pending.values():
-            if not future.done():
-                future.set_exception(DatabaseUnavailable("the gateway stops"))
-        self._pending.clear()
+        for slot in list(self._pending):
+            self._tell(slot, DatabaseUnavailable("the gateway stops"))
 
     def forget(self, tenant_id: UUID) -> None:
         """Read that tenant's keys anew, also those that are being read."""
@@ -76,7 +74,7 @@ class Loader:
             del self._cached[slot]
 
     async def get(self, wanted: Iterable[Wanted]) -> dict[Wanted, Loaded]:
-        """Raises DatabaseUnavailable."""
+        """Raises nothing that Postgres does: each has its own outcome."""
         now = self._clock.monotonic()
         found: dict[Wanted, Loaded] = {}
         waiting: dict[Wanted, asyncio.Future[Loaded]] = {}
@@ -84,23 +82,21 @@ class Loader:
             cached = self._cached.get(slot)
             if cached is not None and now < cached[0]:
                 found[slot] = cached[1]
+            elif now < self._away_until:
+                found[slot] = DatabaseUnavailable("the database did not answer a moment ago; try again shortly")
             else:
-                waiting[slot] = self._ask(slot, now)
+                waiting[slot] = self._ask(slot)
         for slot, future in waiting.items():
             # Shielded, for others wait for it too.
             found[slot] = await asyncio.shield(future)
         return found
 
-    def _ask(self, slot: Wanted, now: float) -> asyncio.Future[Loaded]:
+    def _ask(self, slot: Wanted) -> asyncio.Future[Loaded]:
         if self._task is None:
             raise RuntimeError("DataKeys is an async context manager; enter it first")
-        if now < self._away_until:
-            raise DatabaseUnavailable("the database did not answer a moment ago; try again shortly")
         future = self._pending.get(slot)
         if future is None:
             future = self._pending[slot] = asyncio.get_running_loop().create_future()
-            # Who asked may have left; then the fault is nobody's.
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._news.set()
         return future
 
@@ -112,11 +108,10 @@ class Loader:
                 try:
                     await self._load(slots)
                 except Exception as fault:
-                    # Whatever it is, nobody must wait for it for ever.
-                    _log.exception("data_keys_not_read")
+                    # Whatever it is, nobody must wait for it for ever. Its text might hold a key.
+                    _log.error("data_keys_not_read", error=type(fault).__name__)
                     for slot in slots:
-                        if (future := self._pending.pop(slot, None)) is not None:
-                            future.set_exception(fault)
+                        self._tell(slot, DatabaseUnavailable("a fault in reading data keys; the log names it"))
 
     async def _load(self, slots: Sequence[Wanted]) -> None:
         began, forgotten = self._clock.monotonic(), self._forgotten
@@ -139,16 +134,15 @@ class Loader:
             return  # What was read may be erased: once more.
         # All that wait are told at once that Postgres is away, not each batch after a wait of its own.
         for slot in list(self._pending) if began < self._away_until else slots:
-            future = self._pending.pop(slot, None)
-            if future is None:
-                continue  # told already, in a batch of one each
-            if fault is not None:
-                future.set_exception(fault)
-            else:
-                value = values.get(slot)
-                if isinstance(value, DataKey):
-                    self._keep(slot, value, began + CACHE_S)
-                future.set_result(value)
+            value = values.get(slot) if fault is None else fault
+            if isinstance(value, DataKey):
+                self._keep(slot, value, began + CACHE_S)
+            self._tell(slot, value)
+
+    def _tell(self, slot: Wanted, value: Loaded) -> None:
+        future = self._pending.pop(slot, None)
+        if future is not None:
+            future.set_result(value)
 
     def _keep(self, slot: Wanted, key: DataKey, until: float) -> None:
         self._cached[slot] = (until, key)

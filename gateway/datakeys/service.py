@@ -52,7 +52,7 @@ class DataKeys:
         return key
 
     async def keys(self, wanted: Collection[tuple[UUID, str | None]]) -> dict[tuple[UUID, str | None], DataKey]:
-        """As ``key``, for many in one or two round trips, without those that cannot be opened."""
+        """As ``key``, for many in one or two round trips, and only those that can be had now. Raises neither."""
         slots = {owner: OfOwner(owner[0], owner[1] or "") for owner in wanted}
         found = await self._loader.get(slots.values())
         return {owner: key for owner, slot in slots.items() if isinstance(key := found[slot], DataKey)}
@@ -148,6 +148,6 @@ class DataKeys:
 
 
 def _opened(loaded: Loaded) -> DataKey | None:
-    if isinstance(loaded, UnknownMasterKey):
-        raise UnknownMasterKey(str(loaded))
+    if isinstance(loaded, Exception):
+        raise type(loaded)(str(loaded))  # another one for each who asked
     return loaded
