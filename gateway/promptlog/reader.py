@@ -24,7 +24,8 @@ from gateway.promptlog.store import Bodies, Store
 MAX_LIMIT: Final = 500
 BATCH: Final = 250
 EXAMINED: Final = 2000
-"""Most entries that one page looks at; a rare match is found by going on with the cursor."""
+PAGE_S: Final = 0.05
+"""Most entries that one page looks at, and for how long; a rare match is found by going on with the cursor."""
 SCAN_S: Final = 2.0
 SCAN_BYTES: Final = 64 * 1024 * 1024
 """Of bodies, before compression, that one scan looks through."""
@@ -54,15 +55,19 @@ class Reader:
     async def page(
         self, tenant_id: UUID, filters: Filters = NO_FILTERS, *, cursor: str | None = None, limit: int = 50
     ) -> Page:
-        """At most ``limit`` entries, 1 to 500, without their bodies. It looks at 2,000 at most."""
+        """At most ``limit`` entries, 1 to 500, without their bodies. It looks at 2,000 at most, and for 50 ms."""
         limit = _within(limit)
         span = span_of(filters, cursor, await self._store.latest_after(tenant_id))
+        until = self._clock.monotonic() + PAGE_S
         found: list[Opened] = []
         examined, more = 0, False
-        async with aclosing(self._opener.batches(tenant_id, span, max(limit, BATCH) + 1)) as batches:
+        # One more than are wanted tells whether there are more.
+        count = limit + 1 if filters == NO_FILTERS else BATCH
+        async with aclosing(self._opener.batches(tenant_id, span, count)) as batches:
             async for batch in batches:
+                spent = examined > 0 and self._clock.monotonic() >= until
                 for opened in batch:
-                    if len(found) == limit or examined == EXAMINED:
+                    if spent or len(found) == limit or examined == EXAMINED:
                         more = True
                         break
                     examined += 1

@@ -36,7 +36,8 @@ async def sent(rig: Rig) -> int:
     return int(next(line.partition(":")[2] for line in told.splitlines() if line.startswith("total_net_output_bytes:")))
 
 
-async def test_a_list_loads_no_bodies(rig: Rig, acme: UUID, filled: int) -> None:
+async def test_a_list_loads_no_bodies(rig: Rig, acme: UUID, filled: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "PAGE_S", 60.0)
     assert len(BODY) > BODY_BYTES
     stored = await rig.store.bytes_of(acme)
     before = await sent(rig)

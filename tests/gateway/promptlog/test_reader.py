@@ -107,10 +107,12 @@ async def test_a_rare_match_is_found_by_going_on(rig: Rig, acme: UUID, monkeypat
     monkeypatch.setattr(reader_module, "BATCH", 7)
     rare = entry(acme, model="rare")
     await rig.write(rare, *(entry(acme) for _ in range(50)))
-    pages = await every(rig.reader, acme, Filters(model="rare"))
-    assert [page.examined for page in pages] == [20, 20, 11]
-    assert [len(page.entries) for page in pages] == [0, 0, 1]
-    assert ids(*pages) == [rare.request_id]
+    for seconds, expected in ((60.0, [20, 20, 11]), (0.0, [7, 7, 7, 7, 7, 7, 7, 2])):
+        monkeypatch.setattr(reader_module, "PAGE_S", seconds)
+        pages = await every(rig.reader, acme, Filters(model="rare"))
+        assert [page.examined for page in pages] == expected
+        assert ids(*pages) == [rare.request_id]
+        assert not any(page.entries for page in pages[:-1])
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "1", "1-2-3", "-", "+", "(1-1", "1-1 COUNT", "9" * 30 + "-1"])
