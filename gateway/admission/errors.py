@@ -57,6 +57,8 @@ class Stale(Exception):
 
 def duration(ms: int) -> str:
     """As OpenAI writes the time of a reset: ``0s``, ``250ms``, ``1.5s``, ``6m0s``, ``1h0m0s``."""
+    if not ms:
+        return "0s"
     if 0 < ms < 1000:
         return f"{ms}ms"
     minutes, rest = divmod(ms, 60_000)
@@ -67,13 +69,18 @@ def duration(ms: int) -> str:
     return f"{hours}h{minutes}m{seconds}" if hours else f"{minutes}m{seconds}"
 
 
-def rate_headers(unit: str, limit: int, remaining: int, reset_ms: int) -> dict[str, str]:
-    """Of the tightest limit of requests or tokens; none if ``limit`` is below 0. ``reset_ms``: until a request such as
-    this would pass."""
-    if limit < 0:
-        return {}
-    return {
-        f"x-ratelimit-limit-{unit}": str(limit),
-        f"x-ratelimit-remaining-{unit}": str(remaining),
-        f"x-ratelimit-reset-{unit}": duration(reset_ms),
-    }
+def rate_headers(
+    requests: int, requests_left: int, requests_ms: int, tokens: int, tokens_left: int, tokens_ms: int
+) -> dict[str, str]:
+    """Of the tightest limit of requests, and of tokens: its amount, below 0 if there is none; what is left of it; the
+    milliseconds until a request such as this would pass."""
+    headers = {}
+    if requests >= 0:
+        headers["x-ratelimit-limit-requests"] = str(requests)
+        headers["x-ratelimit-remaining-requests"] = str(requests_left)
+        headers["x-ratelimit-reset-requests"] = duration(requests_ms)
+    if tokens >= 0:
+        headers["x-ratelimit-limit-tokens"] = str(tokens)
+        headers["x-ratelimit-remaining-tokens"] = str(tokens_left)
+        headers["x-ratelimit-reset-tokens"] = duration(tokens_ms)
+    return headers

@@ -139,7 +139,7 @@ class Leases:
                     event, charged = encode(row), row.charged_nano_usd
                     tokens = row.prompt_tokens + row.completion_tokens
                     kept.append(partial(ticket.saved, usage))
-                arguments += (str(ticket.request_id), str(ticket.principal.tenant_id), event, charged, tokens)
+                arguments += (ticket.id_text, str(ticket.principal.tenant_id), event, charged, tokens)
             reply = await self._redis.run(RENEW, (keys.epoch(shard), keys.leases(shard)), arguments)
             for saved in kept:
                 saved()

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 from gateway.tenants.principal import BudgetPeriod
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
 _EVER = (EPOCH, datetime(9999, 12, 31, tzinfo=UTC))
 
 
@@ -54,7 +55,7 @@ def _midnight(day: date, zone: ZoneInfo) -> datetime:
 
 def to_ms(at: datetime) -> int:
     """Milliseconds since 1970, as Redis' scripts count time."""
-    return (at - EPOCH) // timedelta(milliseconds=1)
+    return (at - EPOCH) // _MS
 
 
 def from_ms(ms: int) -> datetime:

@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from gateway.admission.periods import Period, period_at, to_ms
+from gateway.admission.ticket import Blank
 from gateway.tenants.principal import BudgetPeriod, Limit, Metric, Principal, RateWindow, Subject
 
 BUCKETS: Final = 60
@@ -75,6 +76,7 @@ class Plan:
     """Of the limits, in their order; None for what is no budget."""
     until: datetime | None
     """When the first of the periods ends."""
+    blank: Blank = field(default_factory=Blank, compare=False, repr=False)
 
 
 @dataclass(slots=True)

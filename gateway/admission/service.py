@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
+import msgspec
+
 from gateway.admission import keys
 from gateway.admission.errors import Refused, Stale, rate_headers
+from gateway.admission.keys import TenantKeys
 from gateway.admission.leases import Leases
 from gateway.admission.periods import from_ms, to_ms
 from gateway.admission.plan import Counter, Plan, Plans
@@ -23,7 +26,7 @@ from gateway.admission.scripts import ADMIT, ANNOUNCE, SCRIPTS
 from gateway.admission.settlements import Settlement, Settlements
 from gateway.admission.snapshot import TenantCounters, snapshot
 from gateway.admission.spool import Spool
-from gateway.admission.ticket import MAX_AMOUNT, Bound, Draft, Hold, Ticket, blank, encode, encode_around
+from gateway.admission.ticket import MAX_AMOUNT, Bound, Draft, Hold, Ticket, encode
 from gateway.billing.usage import UsageEvent
 from gateway.clock import Clock
 from gateway.tenants.principal import LONGEST_REQUEST_S, Principal
@@ -34,6 +37,18 @@ _TENANT_LIFE_MS = 7 * 24 * 3600 * 1000
 _ATTEMPTS = 5
 _CLOSE_LIMIT_S = 2.0
 _NOTHING_HELD = Hold(b"", b"", "")
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """One that asks to be admitted."""
+
+    id: UUID
+    text: str
+    """Of its id."""
+    keys: TenantKeys
+    principal: Principal
+    draft: Draft
+    bound: Bound
 
 
 class Admission:
@@ -155,28 +170,27 @@ class Admission:
             raise ValueError(f"the bound of a request lies between 0 and {MAX_AMOUNT}, not at {bound}")
         if self._settlements.full:
             raise RedisUnavailable("too many settlements wait for Redis")
+        spelled = keys.of_tenant(principal.tenant_id)
+        request = _Request(request_id, str(request_id), spelled, principal, draft, bound)
         try:
-            return await self._admit(request_id, principal, draft, bound, after)
+            return await self._admit(request, after)
         except RedisUnavailable as fault:
             if principal.redis_loss != "fail_open":
                 raise
             log.warning("request %s is served unreserved: %s", request_id, fault)
             now = self.now()
             plan = self._plans.plan(principal, draft.route, draft.end_user, now)
-            return self._ticket(request_id, principal, draft, bound, plan, now, {}, False)
+            return self._ticket(request, plan, now, {}, tight=False)
 
-    async def _admit(
-        self, request_id: UUID, principal: Principal, draft: Draft, bound: Bound, after: Stale | None
-    ) -> Ticket:
-        now = self.now()
+    async def _admit(self, request: _Request, after: Stale | None) -> Ticket:
+        now, principal, draft = self.now(), request.principal, request.draft
         for _ in range(_ATTEMPTS):
             plan = self._plans.plan(principal, draft.route, draft.end_user, now)
-            reply = await self._ask(request_id, principal, draft, bound, plan, after)
+            reply = await self._ask(request, plan, after)
             answer = reply[0]
             if answer == b"ADMITTED":
                 _, ms, tight, *rates = reply
-                headers = rate_headers("requests", *rates[:3]) | rate_headers("tokens", *rates[3:])
-                return self._ticket(request_id, principal, draft, bound, plan, from_ms(ms), headers, bool(tight))
+                return self._ticket(request, plan, from_ms(ms), rate_headers(*rates), tight=bool(tight))
             if answer == b"REFUSED":
                 raise _refused(plan, reply)
             if answer == b"STALE":
@@ -190,21 +204,26 @@ class Admission:
             elif answer == b"REBUILD":
                 await self._rebuild(principal, draft, plan, reply[1:])
             else:
-                raise RuntimeError(f"admission of {request_id}: {answer.decode()}; request ids must be new")
+                raise RuntimeError(f"admission of {request.text}: {answer.decode()}; request ids must be new")
         raise RedisUnavailable("a limit could not be restored, since its requests keep ending; try again")
 
-    async def _ask(
-        self, request_id: UUID, principal: Principal, draft: Draft, bound: Bound, plan: Plan, after: Stale | None
-    ) -> list[Any]:
-        spelled, id_text = keys.of_tenant(principal.tenant_id), str(request_id)
-        before, behind = encode_around(blank(request_id, principal, draft))
+    async def _ask(self, request: _Request, plan: Plan, after: Stale | None) -> list[Any]:
+        spelled, principal, draft, bound = request.keys, request.principal, request.draft, request.bound
+        before, behind = plan.blank.around(request.text, principal, draft)
         asked = self._redis.run(
             ADMIT,
-            (spelled.epoch, spelled.tenant, spelled.live, spelled.request(id_text), spelled.leases, spelled.refusals),
+            (
+                spelled.epoch,
+                spelled.tenant,
+                spelled.live,
+                spelled.request(request.text),
+                spelled.leases,
+                spelled.refusals,
+            ),
             (
                 self._redis.time_offset_ms,
                 self._lease_ms,
-                id_text,
+                request.text,
                 spelled.id,
                 principal.key_id,
                 principal.generation,
@@ -225,29 +244,24 @@ class Admission:
         except RedisUnavailable as fault:
             if not fault.unsent and principal.redis_loss != "fail_open":
                 # Redis may have admitted it, or may yet do so when it wakes. Served all the same, it will be settled.
-                self._withdraw(request_id, principal)
+                self._withdraw(request.id, principal)
             raise
         except asyncio.CancelledError:
-            self._withdraw(request_id, principal)
+            self._withdraw(request.id, principal)
             raise
 
     def _ticket(
-        self,
-        request_id: UUID,
-        principal: Principal,
-        draft: Draft,
-        bound: Bound,
-        plan: Plan,
-        admitted_at: datetime,
-        headers: dict[str, str],
-        tight: bool,
+        self, request: _Request, plan: Plan, admitted_at: datetime, headers: dict[str, str], *, tight: bool
     ) -> Ticket:
+        draft = request.draft
         ticket = Ticket(
-            request_id=request_id,
-            principal=principal,
+            request_id=request.id,
+            id_text=request.text,
+            keys=request.keys,
+            principal=request.principal,
             draft=draft,
             admitted_at=admitted_at,
-            bound=bound,
+            bound=request.bound,
             hold=Hold(plan.counters, plan.who, draft.end_user or ""),
             headers=headers,
             tight=tight,
@@ -282,15 +296,15 @@ class Admission:
 
     def _settle(self, ticket: Ticket, event: UsageEvent, refund: bool) -> Settlement:
         self._leases.remove(ticket.request_id)
-        return self._submit(ticket.request_id, ticket.principal, event, ticket.hold, refund)
+        return self._submit(ticket.request_id, ticket.id_text, ticket.keys, event, ticket.hold, refund)
 
     def _withdraw(self, request_id: UUID, principal: Principal) -> None:
-        self._submit(request_id, principal, None, _NOTHING_HELD, True)
+        spelled = keys.of_tenant(principal.tenant_id)
+        self._submit(request_id, str(request_id), spelled, None, _NOTHING_HELD, True)
 
     def _submit(
-        self, request_id: UUID, principal: Principal, event: UsageEvent | None, hold: Hold, refund: bool
+        self, request_id: UUID, id_text: str, spelled: TenantKeys, event: UsageEvent | None, hold: Hold, refund: bool
     ) -> Settlement:
-        spelled, id_text = keys.of_tenant(principal.tenant_id), str(request_id)
         settlement = Settlement(
             self._redis,
             request_id,
@@ -387,7 +401,7 @@ def _refused(plan: Plan, reply: list[Any]) -> Refused:
         limit=limit.amount,
         remaining=remaining,
         retry_after_s=None if retry_ms < 0 else retry_ms / 1000,
-        headers=rate_headers("requests", *rates[:3]) | rate_headers("tokens", *rates[3:]),
+        headers=rate_headers(*rates),
     )
 
 

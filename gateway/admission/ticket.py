@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 from msgspec.structs import replace
 
+from gateway.admission.keys import TenantKeys
 from gateway.admission.settlements import Settlement
 from gateway.apis import Api
 from gateway.billing.prices import Tariff
@@ -101,6 +102,8 @@ class Ticket:
         self,
         *,
         request_id: UUID,
+        id_text: str,
+        keys: TenantKeys,
         principal: Principal,
         draft: Draft,
         admitted_at: datetime,
@@ -112,6 +115,8 @@ class Ticket:
         submit: Callable[[Ticket, UsageEvent, bool], Settlement],
     ) -> None:
         self.request_id = request_id
+        self.id_text = id_text
+        self.keys = keys
         self.principal = principal
         self.draft = draft
         self.admitted_at = admitted_at
@@ -303,6 +308,26 @@ def blank(request_id: UUID, principal: Principal, draft: Draft) -> UsageEvent:
         markup_bp=tariff.applied_markup_bp,
         tags=list(draft.tags),
     )
+
+
+class Blank:
+    """The JSON of ``blank`` rows, around the time that Redis fills in. What it made last serves for a draft that says
+    the same."""
+
+    __slots__ = ("_behind", "_draft", "_principal")
+
+    def __init__(self) -> None:
+        self._principal: Principal | None = None
+        self._draft: Draft | None = None
+        self._behind = b""
+
+    def around(self, request_id: str, principal: Principal, draft: Draft) -> tuple[bytes, bytes]:
+        before = b'{"request_id":"%b","admitted_at":"' % request_id.encode()
+        if self._principal is not principal or self._draft != draft:
+            head, self._behind = encode_around(blank(UUID(request_id), principal, draft))
+            assert head == before
+            self._principal, self._draft = principal, draft
+        return before, self._behind
 
 
 def encode(event: UsageEvent) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.backends import faults
+from gateway.backends.alarm import Alarm
 from gateway.backends.backend import Backend, Order, Outgoing, Reader, Reading
 from gateway.backends.decompression import PIECE
 from gateway.backends.faults import BackendFault
@@ -44,6 +45,7 @@ class Attempt:
         self._outgoing = outgoing
         self._limits = limits
         self._loop = asyncio.get_running_loop()
+        self._alarm = Alarm(self._loop)
         self._began = self._heard = self._loop.time()
         self._reaching: asyncio.Task[None] | None = None
         self._reply: Reply | None = None
@@ -76,7 +78,7 @@ class Attempt:
             chunk = await self._reply.read_some()
         else:
             try:
-                async with asyncio.timeout_at(min(until, silent_at)):
+                with self._alarm.at(min(until, silent_at)):
                     chunk = await self._reply.read_some()
             except TimeoutError:
                 if silent_at <= until:
@@ -101,6 +103,7 @@ class Attempt:
 
     async def close(self) -> None:
         """Drop the connection unless the whole answer was read: the backend sees the close at once."""
+        self._alarm.close()
         try:
             if self._reaching is not None:
                 self._reaching.cancel()
@@ -115,7 +118,7 @@ class Attempt:
             return await self._reached(until)
         silent_at = self._silent_at()
         try:
-            async with asyncio.timeout_at(min(until, silent_at)):
+            with self._alarm.at(min(until, silent_at)):
                 await self._reach()
         except TimeoutError:
             if silent_at <= until:

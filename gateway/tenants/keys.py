@@ -38,6 +38,34 @@ def renew_key(public_id: str) -> NewKey:
     return NewKey(public_id, f"sk-penstock-{public_id}-{secret}", hash_secret(secret))
 
 
+class Known:
+    """What keys that were good come to, so that they are not read and hashed again. Of others nothing is remembered."""
+
+    def __init__(self, most: int = 10_000) -> None:
+        self._most = most
+        self._hashed: dict[str, tuple[str, bytes]] = {}
+
+    def find(self, text: str) -> tuple[str, bytes] | None:
+        """Public id and hashed secret, or None when ``text`` cannot be one of our keys."""
+        found = self._hashed.get(text)
+        if found is None and (parsed := parse_key(text)) is not None:
+            found = parsed[0], hash_secret(parsed[1])
+        return found
+
+    def keep(self, text: str, found: tuple[str, bytes]) -> None:
+        """``found`` turned out to be good."""
+        if text not in self._hashed:
+            if len(self._hashed) >= self._most:
+                self._hashed.clear()
+            self._hashed[text] = found
+
+    def forget(self, text: str) -> None:
+        """It is good no more. It is read and hashed once more, so that it cannot be told by the time from one that
+        never was."""
+        if self._hashed.pop(text, None) is not None:
+            self.find(text)
+
+
 def parse_key(text: str) -> tuple[str, str] | None:
     """Public id and secret, or None when ``text`` cannot be one of our keys."""
     match = _KEY.fullmatch(text)
@@ -54,9 +82,8 @@ def secret_matches(secret: str, stored: bytes) -> bool:
     return hmac.compare_digest(hash_secret(secret), stored)
 
 
-def matches_either(secret: str, stored: bytes, previous: bytes | None) -> bool:
+def matches_either(hashed: bytes, stored: bytes, previous: bytes | None) -> bool:
     """Whether it is the secret or the one before, compared in a time that tells neither which nor how nearly."""
-    hashed = hash_secret(secret)
     is_current = hmac.compare_digest(hashed, stored)
     is_previous = hmac.compare_digest(hashed, stored if previous is None else previous)
     return is_current or is_previous

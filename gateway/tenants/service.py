@@ -17,7 +17,7 @@ from gateway.db.engine import transaction
 from gateway.db.tables import api_keys, limits, projects, tenants
 from gateway.promptlog.policy import PromptLogPolicy
 from gateway.tenants.key_cache import KeyCache, StoredKey
-from gateway.tenants.keys import matches_either, parse_key
+from gateway.tenants.keys import Known, matches_either
 from gateway.tenants.principal import (
     AdminRole,
     BudgetPeriod,
@@ -50,6 +50,7 @@ class Tenants:
         self._engine = engine
         self._clock = clock
         self._cache: KeyCache[Principal | AdminPrincipal] = KeyCache(clock, self._read_key, cache_s=cache_s)
+        self._known = Known()
 
     async def authenticate(self, key_text: str | None, *, or_old: bool = False) -> Principal:
         """The tenant's principal behind a key. Raises InvalidKey, DatabaseUnavailable.
@@ -81,22 +82,24 @@ class Tenants:
     async def _verify(
         self, key_text: str | None, *, reload: bool = False, at_least: int | None = None, or_old: bool = False
     ) -> StoredKey[Principal | AdminPrincipal]:
-        parsed = parse_key(key_text) if key_text else None
-        if parsed is None:
+        found = self._known.find(key_text) if key_text else None
+        if key_text is None or found is None:
             raise InvalidKey
-        public_id, secret = parsed
+        public_id, hashed = found
         if reload:
             stored = await self._cache.reload(public_id, at_least=at_least)
         else:
             stored = await self._cache.get(public_id, or_old=or_old)
         # A key that is not there is compared, too: it must not be told by the time that the answer takes.
         good = matches_either(
-            secret,
+            hashed,
             stored.secret_sha256 if stored else _NO_SECRET,
             stored.previous_secret_sha256 if stored and self._in_grace(stored) else None,
         )
         if stored is None or not good:
+            self._known.forget(key_text)
             raise InvalidKey
+        self._known.keep(key_text, found)
         return stored
 
     def _in_grace(self, stored: StoredKey[Principal | AdminPrincipal]) -> bool:

@@ -15,9 +15,14 @@ def test_durations_read_as_openai_writes_them(ms: int, text: str) -> None:
 
 
 def test_no_limit_no_headers() -> None:
-    assert rate_headers("requests", -1, 0, 0) == {}
-    assert rate_headers("requests", 0, 0, 0) == {
+    assert rate_headers(-1, 0, 0, -1, 0, 0) == {}
+    assert rate_headers(0, 0, 0, -1, 0, 0) == {
         "x-ratelimit-limit-requests": "0",
         "x-ratelimit-remaining-requests": "0",
         "x-ratelimit-reset-requests": "0s",
+    }
+    assert rate_headers(-1, 0, 0, 7, 5, 1500) == {
+        "x-ratelimit-limit-tokens": "7",
+        "x-ratelimit-remaining-tokens": "5",
+        "x-ratelimit-reset-tokens": "1.5s",
     }

@@ -146,6 +146,7 @@ async def test_an_answer_waits_for_the_spool_where_redis_is_away_or_hangs_for_lo
         hang(own_redis, False)
         await eventually(lambda: asyncio.sleep(0, gate.waiting_settlements == 0))
         own_redis.kill()
+        await eventually(lambda: asyncio.sleep(0, not gate._redis.connected))
         last.settle("ok", TokenUsage(10, 5))
         await last.sent()
         assert len(orphans(tmp_path)) == 1
