@@ -308,7 +308,7 @@ def eventually(check: Callable[[], bool], alive: Callable[[], bool], log: Path, 
     while not check():
         assert alive(), log_tail(log)
         assert time.monotonic() < deadline, log_tail(log)
-        time.sleep(0.1)
+        time.sleep(0.5)  # a check may be a process, and take its time from what it waits for
 
 
 @pytest.fixture
