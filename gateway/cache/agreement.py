@@ -16,6 +16,8 @@ from gateway.cache.parts import Embedder
 from gateway.cache.store import tenant_prefix
 
 LEAST_COSINE: Final = 0.9
+_READ: Final = 700
+"""Characters, which embedders read whole."""
 _KEEP_DAYS: Final = 35
 _AGREED, _DISAGREED = "agreed", "disagreed"
 
@@ -28,10 +30,10 @@ class Agreement(msgspec.Struct, frozen=True):
 
 
 async def agree(one: str, other: str, embedder: Embedder) -> bool:
-    """Whether two answers say the same: word for word, or nearly so in meaning."""
+    """Whether two answers say the same: word for word, or nearly so in meaning, of long ones their beginnings."""
     if _normal(one) == _normal(other):
         return True
-    return _cosine(await embedder.embed(one), await embedder.embed(other)) >= LEAST_COSINE
+    return _cosine(await embedder.embed(one[:_READ]), await embedder.embed(other[:_READ])) >= LEAST_COSINE
 
 
 class Agreements:

@@ -52,6 +52,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The whole answer, JSON."""
     text: str
     """The last user turn's, for the guards; empty if nothing is found by it."""
+    of_now: bool = False
+    """Whether the prompt speaks of the present."""
 
     def good_for(self, question: Question, now: datetime) -> bool:
         """Whether it may be given to one who found it. The names say so already; this is a second wall."""
@@ -63,6 +65,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
             and self.route == question.route
             and self.version == question.version
             and (rules.tool_calls or not self.tool_calls)
+            and (rules.time_words or not self.of_now)
             and (now - self.made_at).total_seconds() < min(self.ttl_s, rules.ttl_s)
         )
 

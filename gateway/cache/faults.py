@@ -7,10 +7,11 @@ from traceback import extract_tb
 from typing import Final
 
 from gateway.admission.redis import RedisError, RedisUnavailable
+from gateway.cache.embedder import EmbedderError
 from gateway.datakeys.master_keys import UnknownMasterKey
 from gateway.db.engine import DatabaseUnavailable
 
-_FORESEEN: Final = (TimeoutError, RedisUnavailable, RedisError, DatabaseUnavailable, UnknownMasterKey)
+_FORESEEN: Final = (TimeoutError, RedisUnavailable, RedisError, DatabaseUnavailable, UnknownMasterKey, EmbedderError)
 
 
 def told(fault: BaseException) -> str:

@@ -20,6 +20,7 @@ from gateway.redis_url import asyncio_client
 _NEAREST: Final = 5
 """Candidates for the guards: the nearest may be a near miss where the next one is the same."""
 _TIMEOUT_MS: Final = 40
+_BESIDE_BYTES: Final = 600
 _QUERY: Final = "(@{tenant}:{{$tenant}} @{partition}:{{$partition}})=>[KNN {count} @{field} $vector AS distance]"
 _log = structlog.get_logger(__name__)
 
@@ -51,8 +52,9 @@ class SemanticIndex:
         self._query = _QUERY.format(**named) + "=>{$HYBRID_POLICY: ADHOC_BF}"
 
     @property
-    def vector_bytes(self) -> int:
-        return 4 * self._dimensions
+    def entry_bytes(self) -> int:
+        """What it takes for an entry: a copy of the vector, and about so much beside."""
+        return 4 * self._dimensions + _BESIDE_BYTES
 
     async def make(self) -> None:
         """Make it unless it is there, and learn whether this server can. Entries that lie there already are found as

@@ -10,8 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.apis import Api
-from gateway.cache.last_turn import user_texts
-from gateway.cache.parts import Facts, Guards
+from gateway.cache.parts import Facts
 from gateway.cache.policy import CacheRules
 
 _TIED: Final = ("previous_response_id", "conversation", "background")
@@ -21,7 +20,7 @@ _CLIENT_TOOLS: Final = (None, "function", "custom")
 """Kinds of tools that the client runs, each call by itself."""
 
 
-def why_not_asked(api: Api, fields: dict[str, Any], rules: CacheRules, guards: Guards) -> str | None:
+def why_not_asked(api: Api, fields: dict[str, Any], rules: CacheRules) -> str | None:
     """Why the cache leaves a request alone; None: it doesn't. ``fields``: the body, decoded, floats as they came."""
     if api == "responses" and (fields.get("store") is not False or any(fields.get(field) for field in _TIED)):
         return "stored"
@@ -29,13 +28,7 @@ def why_not_asked(api: Api, fields: dict[str, Any], rules: CacheRules, guards: G
         return None
     if not rules.sampled and not _is_zero(fields.get("temperature")):
         return "sampled"
-    if not rules.time_words:
-        if _looks_around(fields):
-            return "live_tools"
-        texts = user_texts(api, fields)
-        if texts is None or any(map(guards.speaks_of_now, texts)):
-            return "time_words"
-    return None
+    return "live_tools" if not rules.time_words and _looks_around(fields) else None
 
 
 def why_not_kept(rules: CacheRules, facts: Facts, size: int) -> str | None:

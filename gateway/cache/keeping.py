@@ -13,14 +13,15 @@ import structlog
 from gateway.admission.redis import RedisUnavailable
 from gateway.apis import Api
 from gateway.cache.agreement import Agreements, agree
+from gateway.cache.embedder import TooLong
 from gateway.cache.entry import Entry, seal_entry, seal_text, utc
 from gateway.cache.faults import told
 from gateway.cache.found import Answer, Hit
 from gateway.cache.index import SemanticIndex
 from gateway.cache.keepable import why_not_kept
-from gateway.cache.parts import Counter, DataKeys, Facts
+from gateway.cache.parts import Counter, DataKey, DataKeys, Facts, Guards
 from gateway.cache.pause import Pause, Paused
-from gateway.cache.question import Names, Question
+from gateway.cache.question import Meaning, Question, speaks_of_now
 from gateway.cache.store import BODY, END_USER, ORIGIN, PARTITION, ROUTE, TAGS, TENANT, TEXT, VERSION, Put, Store
 from gateway.cache.vectors import Vectors
 from gateway.clock import Clock
@@ -42,11 +43,13 @@ class Draft(msgspec.Struct, kw_only=True):
     """What a miss leaves behind for its answer to be kept by."""
 
     question: Question
-    names: Names
+    exact: str
+    """Name of the entry."""
+    meaning: Meaning | None = None
     mark: asyncio.Future[bytes | None] | None = None
     """Of the tenant's last purge. None: Redis did not answer so far as to be asked for it."""
     vector: bytes | None = None
-    """Of ``names.text``, if it was found in time."""
+    """Of the meaning's text, if it came in time."""
     compare: Hit | None = None
     """What the semantic tier had."""
 
@@ -67,6 +70,7 @@ class Keeper:
         agreements: Agreements,
         keys: DataKeys,
         secret_key: SecretKey,
+        guards: Guards,
         *,
         index: SemanticIndex | None,
         vectors: Vectors | None,
@@ -79,6 +83,7 @@ class Keeper:
         self._agreements = agreements
         self._keys = keys
         self._secret_key = secret_key
+        self._guards = guards
         self._index = index
         self._vectors = vectors
         self._describe = describe
@@ -90,13 +95,13 @@ class Keeper:
 
     def offer(self, draft: Draft, answer: Answer) -> Entry | None:
         """What may be given to those who wait for it, and is going to be kept if Redis takes it; or None."""
-        question, names = draft.question, draft.names
+        question, meaning = draft.question, draft.meaning
         if (reason := why_not_kept(question.rules, answer.facts, len(answer.body))) is not None:
             self._count(reason)
             return None
         entry = Entry(
-            exact=names.exact,
-            partition=names.partition,
+            exact=draft.exact,
+            partition=None if meaning is None else meaning.partition,
             tenant_id=question.tenant_id,
             project_id=question.project_id,
             end_user=question.end_user,
@@ -108,7 +113,7 @@ class Keeper:
             tool_calls=answer.facts.has_tool_calls,
             usage=answer.usage,
             body=answer.body,
-            text=names.text,
+            text="" if meaning is None else meaning.text,
         )
         if draft.mark is None:
             self._count("unavailable")
@@ -144,7 +149,12 @@ class Keeper:
 
     async def _keep(self, job: _Job) -> None:
         self._pause.check()
-        put = await self._put_of(job, await job.mark or b"")
+        of_now = await asyncio.to_thread(speaks_of_now, job.draft.question, self._guards)
+        if of_now and not job.draft.question.rules.time_words:
+            self._count("time_words")
+            return
+        entry = msgspec.structs.replace(job.entry, of_now=of_now)
+        put = await self._put_of(job, entry, await job.mark or b"")
         try:
             kept, evicted = await self._store.put(put)
         except RedisUnavailable:
@@ -161,8 +171,8 @@ class Keeper:
                 self._counter.count("faults", {"part": "comparison"})
                 _log.warning("semantic_match_not_compared", error=told(fault))
 
-    async def _put_of(self, job: _Job, mark: bytes) -> Put:
-        entry, question = job.entry, job.draft.question
+    async def _put_of(self, job: _Job, entry: Entry, mark: bytes) -> Put:
+        question = job.draft.question
         key = await self._keys.key(entry.tenant_id, entry.end_user)
         sealed = await worked(len(entry.body), lambda: seal_entry(entry, key))
         fields: dict[str, str | bytes] = {
@@ -176,14 +186,25 @@ class Keeper:
             fields[TAGS] = " ".join(names)
         if entry.end_user is not None:
             fields[END_USER] = entry.end_user
-        indexed = 0
-        if entry.partition is not None and self._index is not None and (vector := await self._vector(job)) is not None:
-            fields[TENANT], fields[PARTITION] = entry.tenant_id.hex, entry.partition
-            fields[TEXT] = seal_text(entry.text, entry.tenant_id, entry.exact, key)
-            fields[self._index.field] = vector
-            indexed = self._index.vector_bytes
+        searched = await self._searched_by(job, key)
+        indexed = 0 if self._index is None or not searched else self._index.entry_bytes
         rules = question.rules
-        return Put(entry.tenant_id, entry.exact, mark, rules.ttl_s, rules.max_tenant_bytes, fields, indexed)
+        return Put(entry.tenant_id, entry.exact, mark, rules.ttl_s, rules.max_tenant_bytes, fields | searched, indexed)
+
+    async def _searched_by(self, job: _Job, key: DataKey) -> dict[str, str | bytes]:
+        """The fields that it is found by its meaning by; none where that cannot be."""
+        entry, index = job.entry, self._index
+        if entry.partition is None or index is None or index.available is False:
+            return {}
+        vector = await self._vector(job)
+        if vector is None:
+            return {}
+        return {
+            TENANT: entry.tenant_id.hex,
+            PARTITION: entry.partition,
+            TEXT: seal_text(entry.text, entry.tenant_id, entry.exact, key),
+            index.field: vector,
+        }
 
     async def _vector(self, job: _Job) -> bytes | None:
         """None: it is found by its exact name alone."""
@@ -194,6 +215,8 @@ class Keeper:
                 return await self._vectors.vector(job.entry.tenant_id, job.entry.text)
         except DatabaseUnavailable:
             raise
+        except TooLong:
+            return None
         except Exception as fault:
             self._counter.count("faults", {"part": "embedder"})
             _log.warning("answer_not_embedded", error=told(fault))

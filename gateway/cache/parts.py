@@ -66,7 +66,7 @@ class Embedder(Protocol):
     def dimensions(self) -> int: ...
 
     async def embed(self, text: str) -> array[float] | bytes:
-        """As many float32 as it has dimensions; of any length but zero."""
+        """As many float32 as it has dimensions; of any length but zero. Raises EmbedderError, TooLong among it."""
         ...
 
 

@@ -15,18 +15,19 @@ import msgspec
 from gateway.apis import Api
 from gateway.ask import Body
 from gateway.cache.keepable import why_not_asked
-from gateway.cache.last_turn import without_last_text
+from gateway.cache.last_turn import user_texts, without_last_text
 from gateway.cache.parts import Guards
 from gateway.cache.policy import CacheRules
 from gateway.secret_key import SecretKey
 
-MAX_TEXT: Final = 2000
+MAX_TEXT: Final = 1000
 """Characters of a last turn that is compared by meaning. Embedders read about so far; guards go through all of it."""
 _UNASKED: Final = frozenset(("stream", "stream_options", "metadata", "service_tier", "store"))
 """Fields that don't change what the answer says."""
 _END_USERS: Final = frozenset(("user", "safety_identifier"))
 _decoder = msgspec.json.Decoder(float_hook=lambda text: msgspec.Raw(text.encode()))
 _encoder = msgspec.json.Encoder(order="sorted")
+_packer = msgspec.msgpack.Encoder()
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,36 +56,60 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return sum(memoryview(value).nbytes for value in self.body.values())
 
 
-class Names(msgspec.Struct, frozen=True):
-    """By what a question's answers are found."""
+class Asked(msgspec.Struct, frozen=True):
+    """A question that the exact tier can answer."""
 
     exact: str
-    partition: str | None = None
-    """None: nothing but the exact tier is good for it."""
-    text: str = ""
+    """Its name."""
+    fields: dict[str, Any]
+    """What the answer hangs on, decoded."""
+
+
+class Meaning(msgspec.Struct, frozen=True):
+    """What the semantic tier goes by."""
+
+    partition: str
+    text: str
     """The last user turn's."""
 
 
-def names_of(question: Question, secret_key: SecretKey, guards: Guards) -> Names | str:
-    """Its names; or why neither tier can answer it, in a word. Never raises for what stands in a body."""
+def read_question(question: Question, secret_key: SecretKey) -> Asked | str:
+    """Or why neither tier can answer it, in a word. Never raises for what stands in a body."""
     if question.rules.mode == "off":
         return "off"
     try:
-        fields = {name: _decoder.decode(value) for name, value in question.body.items()}
-        if (reason := why_not_asked(question.api, fields, question.rules, guards)) is not None:
+        fields = decoded(question)
+        if (reason := why_not_asked(question.api, fields, question.rules)) is not None:
             return reason
         asked = _asked(fields, question.rules)
-        scope = _scope(question)
-        exact = secret_key.keyed_hash("answer cache exact", *scope, _encoder.encode(asked))
-        if question.rules.mode != "semantic":
-            return Names(exact)
-        split = without_last_text(question.api, asked)
-        if split is None or not split[1].strip() or len(split[1]) > MAX_TEXT or not guards.readable(split[1]):
-            return Names(exact)
-        rest, text = split
-        return Names(exact, secret_key.keyed_hash("answer cache partition", *scope, _encoder.encode(rest)), text)
+        exact = secret_key.keyed_hash("answer cache exact", _scope(question), _encoder.encode(asked))
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         return "unreadable"
+    return Asked(exact, asked)
+
+
+def meaning_of(question: Question, asked: Asked, secret_key: SecretKey, guards: Guards) -> Meaning | None:
+    """None: the exact tier alone is good for it."""
+    if question.rules.mode != "semantic" or (split := without_last_text(question.api, asked.fields)) is None:
+        return None
+    rest, text = split
+    if not text.strip() or len(text) > MAX_TEXT or not guards.readable(text):
+        return None
+    partition = secret_key.keyed_hash("answer cache partition", _scope(question), _encoder.encode(rest))
+    return Meaning(partition, text)
+
+
+def speaks_of_now(question: Question, guards: Guards) -> bool:
+    """Whether its user speaks of the present, or may. Takes milliseconds for long prompts."""
+    if question.api == "embeddings":
+        return False
+    texts = user_texts(question.api, decoded(question))
+    return texts is None or any(map(guards.speaks_of_now, texts))
+
+
+def decoded(question: Question) -> dict[str, Any]:
+    """Its body, with fractions as they were written. Raises msgspec.DecodeError, RecursionError."""
+    return {name: _decoder.decode(value) for name, value in question.body.items()}
 
 
 def _asked(fields: dict[str, Any], rules: CacheRules) -> dict[str, Any]:
@@ -92,14 +117,16 @@ def _asked(fields: dict[str, Any], rules: CacheRules) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in left_out}
 
 
-def _scope(question: Question) -> tuple[bytes, ...]:
+def _scope(question: Question) -> bytes:
+    """Whose it is, and whom it asks; packed, which is quicker hashed than each by itself."""
     rules = question.rules
-    end_user = b"" if question.end_user is None else b"=" + question.end_user.encode()
-    return (
-        question.tenant_id.bytes,
-        b"*" if rules.across_projects else question.project_id.bytes,
-        b"*" if rules.across_end_users else end_user,
-        question.api.encode(),
-        question.route.encode(),
-        question.version.encode(),
+    return _packer.encode(
+        (
+            question.tenant_id.bytes,
+            True if rules.across_projects else question.project_id.bytes,
+            True if rules.across_end_users else question.end_user,
+            question.api,
+            question.route,
+            question.version,
+        )
     )

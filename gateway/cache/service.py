@@ -23,7 +23,7 @@ from gateway.cache.lookup import LookUp, Room
 from gateway.cache.parts import Counter, DataKeys, Embedder, Guards
 from gateway.cache.pause import Pause, Paused
 from gateway.cache.purging import Purger
-from gateway.cache.question import Question, names_of
+from gateway.cache.question import Question, read_question
 from gateway.cache.store import SCRIPTS, Store
 from gateway.cache.vectors import Vectors
 from gateway.clock import Clock
@@ -67,7 +67,6 @@ class AnswerCache:
         self._writes = create_redis(url, timeout_s=_TIMEOUT_S, scripts=SCRIPTS, name="penstock-answers-writes")
         self.store = Store(self._writes)
         self._secret_key = secret_key
-        self._guards = guards
         self._clock = clock
         self._counter = counter
         self._limit_s = limit_s
@@ -81,6 +80,7 @@ class AnswerCache:
         self._room = Room(
             store=Store(self._reads),
             opener=Opener(keys),
+            secret_key=secret_key,
             guards=guards,
             index=self._index,
             vectors=vectors,
@@ -96,6 +96,7 @@ class AnswerCache:
             self._agreements,
             keys,
             secret_key,
+            guards,
             index=self._index,
             vectors=vectors,
             describe=describe,
@@ -145,11 +146,11 @@ class AnswerCache:
         found: Hit | Outcome = "unavailable"
         try:
             async with asyncio.timeout(self._limit_s):
-                names = await worked(question.size, partial(names_of, question, self._secret_key, self._guards))
-                if isinstance(names, str):
-                    self._counter.count("bypassed", {"reason": names})
-                    return Miss("bypass", reason=names)
-                search = LookUp(self._room, question, names)
+                asked = await worked(question.size, partial(read_question, question, self._secret_key))
+                if isinstance(asked, str):
+                    self._counter.count("bypassed", {"reason": asked})
+                    return Miss("bypass", reason=asked)
+                search = LookUp(self._room, question, asked)
                 found = await search.run()
         except Paused:
             pass
@@ -158,7 +159,7 @@ class AnswerCache:
         if isinstance(found, Hit):
             self._counter.count("lookups", {"outcome": "hit", "tier": found.tier})
             return found
-        tier = "semantic" if search is not None and search.names.partition else "exact"
+        tier = "semantic" if search is not None and search.draft.meaning is not None else "exact"
         self._counter.count("lookups", {"outcome": found, "tier": tier})
         return Miss(found) if search is None else self._miss(question, search, found)
 
@@ -189,7 +190,7 @@ class AnswerCache:
         keep, candidate = partial(self._keeper.offer, search.draft), search.draft.compare
         if not question.rules.single_flight or outcome not in ("miss", "unavailable"):
             return Miss(outcome, keep=keep, candidate=candidate)
-        flight, leads = self._flights.join(search.names.exact)
+        flight, leads = self._flights.join(search.draft.exact)
         taken = partial(self._taken, question)
         return Miss(outcome, keep=keep, flight=flight, leads=leads, taken=taken)
 

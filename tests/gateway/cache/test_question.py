@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from gateway.apis import Api
 from gateway.cache.policy import CacheRules
-from gateway.cache.question import MAX_TEXT, Names, Question, names_of
+from gateway.cache.question import MAX_TEXT, Meaning, Question, meaning_of, read_question, speaks_of_now
 from gateway.redis_url import asyncio_client
 from tests.gateway.cache.support import EXACT, SECRET, SEMANTIC, NumberGuards, body, changed, chat, question, room
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 TURNS = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Hello."},
@@ -99,8 +100,28 @@ SAME: list[dict[str, Any]] = [
 ]
 
 
+class Names(msgspec.Struct, frozen=True):
+    exact: str
+    meaning: Meaning | None
+
+    @property
+    def partition(self) -> str | None:
+        return None if self.meaning is None else self.meaning.partition
+
+    @property
+    def text(self) -> str | None:
+        return None if self.meaning is None else self.meaning.text
+
+
+def names_of(asked: Question) -> Names | str:
+    read = read_question(asked, SECRET)
+    if isinstance(read, str):
+        return read
+    return Names(read.exact, meaning_of(asked, read, SECRET, NumberGuards()))
+
+
 def names(fields: dict[str, Any], rules: CacheRules = SEMANTIC, **changes: Any) -> Names | str:
-    return names_of(question(fields, rules, **changes), SECRET, NumberGuards())
+    return names_of(question(fields, rules, **changes))
 
 
 def found(fields: dict[str, Any], rules: CacheRules = SEMANTIC, **changes: Any) -> Names:
@@ -197,7 +218,7 @@ def spelled(value: Any, spaces: str, backwards: bool, escaped: bool) -> str:
 def test_spelling_does_not_matter(value: Any, spaces: str, backwards: bool, escaped: bool) -> None:
     text = spelled({**chat(), "unknown": value}, spaces, backwards, escaped)
     raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-    assert names_of(question_of(raw), SECRET, NumberGuards()) == found({**chat(), "unknown": value}, EXACT)
+    assert names_of(question_of(raw)) == found({**chat(), "unknown": value}, EXACT)
 
 
 def question_of(raw: dict[str, msgspec.Raw]) -> Question:
@@ -214,7 +235,7 @@ def test_other_values_are_other_questions(one: Any, other: Any) -> None:
 def test_numbers_are_as_they_were_written(written: str) -> None:
     others = {"1", "1.0", "1e0", '"1"', "true", "[1]", "1.00000000000000000001"} - {written}
     asked = [{**body(chat()), "seed": msgspec.Raw(value.encode())} for value in (written, *others)]
-    found_names = [names_of(question_of(raw), SECRET, NumberGuards()) for raw in asked]
+    found_names = [names_of(question_of(raw)) for raw in asked]
     assert found_names[0] not in found_names[1:]
 
 
@@ -226,12 +247,8 @@ def test_numbers_are_as_they_were_written(written: str) -> None:
         ("chat_completions", {"temperature": None}, "sampled"),
         ("chat_completions", {"temperature": "0"}, "sampled"),
         ("chat_completions", {"temperature": False}, "sampled"),
-        ("chat_completions", {"messages": changed_turn(3, content="What is new today?")}, "time_words"),
-        ("chat_completions", {"messages": changed_turn(1, content="What is new today?")}, "time_words"),
         ("chat_completions", {"web_search_options": {}}, "live_tools"),
         ("messages", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "live_tools"),
-        ("completions", {"prompt": ["Fine", "What is new today?"]}, "time_words"),
-        ("completions", {"prompt": [1, 2]}, "time_words"),
         ("responses", {"input": "x"}, "stored"),
         ("responses", {"input": "x", "store": True}, "stored"),
         ("responses", {"input": "x", "store": False, "previous_response_id": "resp_1"}, "stored"),
@@ -245,6 +262,25 @@ def test_some_requests_are_none_of_the_caches(api: Api, fields: dict[str, Any], 
     assert isinstance(names({**chat(), **fields}, willing, api=api), Names) is (reason != "stored")
 
 
+@pytest.mark.parametrize(
+    ("api", "fields", "now"),
+    [
+        ("chat_completions", {}, False),
+        ("chat_completions", {"messages": changed_turn(3, content="What is new today?")}, True),
+        ("chat_completions", {"messages": changed_turn(1, content="What is new today?")}, True),
+        ("chat_completions", {"messages": changed_turn(0, content="You live today.")}, False),
+        ("chat_completions", {"messages": changed_turn(1, content=[{"type": "text", "text": "Today?"}, IMAGE])}, True),
+        ("responses", {"input": "What is new today?"}, True),
+        ("completions", {"prompt": ["Fine", "What is new today?"]}, True),
+        ("completions", {"prompt": ["Fine"]}, False),
+        ("completions", {"prompt": [1, 2]}, True),
+        ("embeddings", {"input": "What is new today?"}, False),
+    ],
+)
+def test_what_the_user_says_may_be_of_the_present(api: Api, fields: dict[str, Any], now: bool) -> None:
+    assert speaks_of_now(question({**FULL, **fields}, api=api), NumberGuards()) is now
+
+
 def test_a_temperature_that_is_left_out_is_the_apis_own() -> None:
     fields = {name: value for name, value in chat().items() if name != "temperature"}
     assert names(fields) == "sampled"
@@ -254,13 +290,13 @@ def test_a_temperature_that_is_left_out_is_the_apis_own() -> None:
 @pytest.mark.parametrize("temperature", ["0", "0.0", "-0.0", "0e5"])
 def test_zero_is_zero_however_it_is_written(temperature: str) -> None:
     raw = {**body(chat()), "temperature": msgspec.Raw(temperature.encode())}
-    assert isinstance(names_of(question_of(raw), SECRET, NumberGuards()), Names)
+    assert isinstance(names_of(question_of(raw)), Names)
 
 
 @pytest.mark.parametrize("written", [rb'"\ud800"', b'"\xff"', b"[" * 3000 + b"]" * 3000], ids=["half", "byte", "deep"])
 def test_what_cannot_be_read_is_left_alone(written: bytes) -> None:
     raw = {**body(chat()), "unknown": msgspec.Raw(written)}
-    assert names_of(question_of(raw), SECRET, NumberGuards()) == "unreadable"
+    assert names_of(question_of(raw)) == "unreadable"
 
 
 @pytest.mark.parametrize(
@@ -282,9 +318,6 @@ def test_the_last_turn_is_compared_by_its_text(api: Api, fields: dict[str, Any],
     made = found({**FULL, **fields}, api=api)
     assert made.text == text
     assert made.partition is not None
-
-
-IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 
 
 @pytest.mark.parametrize(

@@ -282,6 +282,20 @@ async def test_bad_answers_are_not_kept(redis_url: str, reason: str, message: di
         assert here.tally[f"kept:outcome={reason}"] == 1
 
 
+async def test_answers_of_the_present_are_kept_and_given_to_those_who_ask_for_that(redis_url: str) -> None:
+    shared = changed(SEMANTIC, across_projects=True)
+    rules = changed(shared, time_words=True)
+    ask = "What is new with the old lake today"
+    async with room(redis_url) as here:
+        await here.answer(question(chat(ask), shared))
+        assert here.tally["kept:outcome=time_words"] == 1
+        await here.answer(question(chat(ask), rules))
+        assert await here.found(question(chat(ask), rules)) == "Yes."
+        assert await here.found(question(chat(f"{ask}?"), rules)) == "Yes."
+        assert await here.found(question(chat(ask), shared, project_id=OTHER)) is None
+        assert await here.found(question(chat(f"{ask}?"), shared, project_id=OTHER)) is None
+
+
 async def test_tool_calls_are_kept_and_given_to_those_who_ask_for_that(redis_url: str) -> None:
     calls = [{"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     rules = changed(EXACT, tool_calls=True)
