@@ -21,6 +21,8 @@ from gateway.secret_key import SealBroken
 
 BATCH: Final = 200
 REWRAP_TIMEOUT_S: Final = 10.0
+ERASE_TIMEOUT_S: Final = 30.0
+"""A tenant may have a key for each of a million end users."""
 _log = structlog.get_logger(__name__)
 
 
@@ -81,7 +83,7 @@ class DataKeys:
         if end_user_hash is not None:
             unwanted = unwanted.where(data_keys.c.end_user == end_user_hash)
         try:
-            async with transaction(self._engine) as connection:
+            async with transaction(self._engine, timeout_s=ERASE_TIMEOUT_S) as connection:
                 return (await connection.execute(unwanted)).rowcount
         finally:
             # Even if the commit's answer was lost: it may have been done.
@@ -93,9 +95,10 @@ class DataKeys:
         Several may run at once, and one that breaks off is run again. Serving goes on meanwhile. Raises
         DatabaseUnavailable.
         """
-        count = 0
-        while batch := await self._rewrap_batch():
-            count += batch
+        count, after = 0, UUID(int=0)
+        while (batch := await self._rewrap_batch(after)) is not None:
+            wrapped, after = batch
+            count += wrapped
         return count
 
     async def by_master_key(self) -> dict[str, int]:
@@ -109,25 +112,32 @@ class DataKeys:
         """Of the current master key."""
         return self._master_keys.current_id
 
-    async def _rewrap_batch(self) -> int:
+    async def _rewrap_batch(self, after: UUID) -> tuple[int, UUID] | None:
+        """Of the keys behind ``after``: how many were wrapped anew, and the last that was looked at; None: no more."""
         masters = self._master_keys
         wanted = (
             select(data_keys)
-            .where(data_keys.c.master_id.in_(masters.former_ids))
+            .where(data_keys.c.master_id.in_(masters.former_ids), data_keys.c.id > after)
             .order_by(data_keys.c.id)
             .limit(BATCH)
             .with_for_update(skip_locked=True)
         )
         async with transaction(self._engine, timeout_s=REWRAP_TIMEOUT_S) as connection:
+            rows = (await connection.execute(wanted)).all()
             anew = []
-            for row in (await connection.execute(wanted)).all():
+            for row in rows:
                 place = (row.tenant_id, row.end_user, row.id)
-                secret = masters.unwrap(row.wrapped, row.master_id, *place)
-                anew.append({"key_id": row.id, "anew": masters.wrap(secret, *place)})
+                try:
+                    secret = masters.unwrap(row.wrapped, row.master_id, *place)
+                except SealBroken as fault:
+                    # It opens nothing either way, and must not keep the others from being wrapped.
+                    _log.error("data_key_not_rewrapped", key_id=str(row.id), error=str(fault))
+                else:
+                    anew.append({"key_id": row.id, "anew": masters.wrap(secret, *place)})
             if anew:
                 change = update(data_keys).where(data_keys.c.id == bindparam("key_id"))
                 await connection.execute(change.values(wrapped=bindparam("anew"), master_id=masters.current_id), anew)
-        return len(anew)
+        return (len(anew), rows[-1].id) if rows else None
 
     async def _load(self, wanted: Sequence[Wanted]) -> dict[Wanted, Loaded]:
         owners = [slot for slot in wanted if isinstance(slot, OfOwner)]

@@ -18,7 +18,7 @@ from gateway.datakeys.data_key import DataKey
 from gateway.datakeys.service import DataKeys
 from gateway.promptlog.entry import Entry
 from gateway.promptlog.policy import PromptLogPolicy
-from gateway.promptlog.sealing import LOOP_BYTES, MakeRedactor, Packed, pack, remembered, shortened
+from gateway.promptlog.sealing import LOOP_BYTES, MakeRedactor, NotRedacted, Packed, pack, remembered, shortened
 from gateway.promptlog.store import LATEST, Store
 from gateway.telemetry import Sampler
 
@@ -188,11 +188,11 @@ class PromptLog:
         self._lose("keys", len(batch) - len(sealable))
         size = sum(queued.size - ENTRY_BYTES for queued in sealable)
         if size < LOOP_BYTES:
-            calls = self._pack(sealable, keys)
+            calls, lost = self._pack(sealable, keys)
         else:
-            calls = await asyncio.to_thread(self._pack, sealable, keys)
-        packed = sum(len(call.entries) for call in calls)
-        self._lose("redaction", len(sealable) - packed)
+            calls, lost = await asyncio.to_thread(self._pack, sealable, keys)
+        for reason, count in lost.items():
+            self._lose(reason, count)
         for delay in (*RETRIES_S, None):
             calls = await self._send(calls)
             if not calls:
@@ -213,16 +213,23 @@ class PromptLog:
         self._keyless = len(found) < len(owners)
         return found
 
-    def _pack(self, batch: Iterable[_Queued], keys: dict[tuple[UUID, str | None], DataKey]) -> list[_Call]:
+    def _pack(
+        self, batch: Iterable[_Queued], keys: dict[tuple[UUID, str | None], DataKey]
+    ) -> tuple[list[_Call], Counter[Lost]]:
+        """And what could not be packed."""
         calls: list[_Call] = []
+        lost: Counter[Lost] = Counter()
         open_calls: dict[UUID, tuple[_Call, int]] = {}
         for queued in batch:
             tenant_id = queued.entry.tenant_id
             try:
                 packed = pack(queued.entry, queued.policy, keys[queued.owner], self._make_redactor)
             except Exception as fault:
-                # Its kind alone, for its text might hold some of a body.
-                _log.error("prompt_not_redacted", request_id=str(queued.entry.request_id), error=type(fault).__name__)
+                redaction = isinstance(fault, NotRedacted)
+                lost["redaction" if redaction else "fault"] += 1
+                # Without the text of a fault that is not ours: it might hold some of a body.
+                told = str(fault) if redaction else type(fault).__name__
+                _log.error("prompt_not_packed", request_id=str(queued.entry.request_id), error=told)
                 continue
             size = len(packed.metadata) + len(packed.request) + len(packed.response)
             call, before = open_calls.get(tenant_id, (None, 0))
@@ -231,7 +238,7 @@ class PromptLog:
                 calls.append(call)
             call.entries.append(packed)
             open_calls[tenant_id] = call, before + size
-        return calls
+        return calls, lost
 
     async def _send(self, calls: Sequence[_Call]) -> list[_Call]:
         """Those that failed. What was written though its answer was lost is not written twice."""

@@ -56,6 +56,10 @@ class Packed(msgspec.Struct, frozen=True):
     response: bytes
 
 
+class NotRedacted(Exception):
+    """The redactor failed; nothing of the entry may be kept. The message names the fault, without any of the body."""
+
+
 class Unreadable(Exception):
     """A sealed value does not open, or holds something else."""
 
@@ -79,7 +83,7 @@ def shortened(entry: Entry, policy: PromptLogPolicy) -> Entry:
 
 
 def pack(entry: Entry, policy: PromptLogPolicy, key: DataKey, make_redactor: MakeRedactor) -> Packed:
-    """Raises what a redactor raises; then nothing may be kept."""
+    """Raises NotRedacted."""
     redactor = make_redactor(policy.patterns) if policy.level == "redacted" else None
     bodies = policy.level in ("redacted", "full")
     limit = policy.max_body_bytes
@@ -97,16 +101,39 @@ def pack(entry: Entry, policy: PromptLogPolicy, key: DataKey, make_redactor: Mak
         entry.request_id,
         entry.admitted_at,
         entry.end_user,
-        key.seal(_encoder.encode(kept), _context(entry.tenant_id, entry.request_id, "metadata")),
+        key.seal(_encoded(kept), _context(entry.tenant_id, entry.request_id, "metadata")),
         sealed("request", request),
         sealed("response", response),
     )
+
+
+def _encoded(kept: Kept) -> bytes:
+    try:
+        return _encoder.encode(kept)
+    except UnicodeEncodeError:
+        # Half a surrogate pair, in what a client calls something.
+        told = msgspec.structs.asdict(kept)
+        told["tags"] = tuple(map(_clean, kept.tags))
+        told |= {name: _clean(value) for name, value in told.items() if isinstance(value, str)}
+        return _encoder.encode(Kept(**told))
+
+
+def _clean(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 def _body(body: bytes, redactor: Redactor | None, limit: int) -> tuple[bytes, bool]:
     """The body as it is kept, and whether it was cut."""
     if redactor is None:
         return (body, False) if len(body) <= limit else (_cut(body, limit), True)
+    try:
+        return _redacted(body, redactor, limit)
+    except Exception as fault:
+        # Its kind alone, for its text might hold some of the body.
+        raise NotRedacted(type(fault).__name__) from None
+
+
+def _redacted(body: bytes, redactor: Redactor, limit: int) -> tuple[bytes, bool]:
     if len(body) <= max(limit, MOST_PARSED):
         redacted = redactor.json(body)
         return (redacted, False) if len(redacted) <= limit else (_cut(redacted, limit), True)

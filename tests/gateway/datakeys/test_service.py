@@ -155,7 +155,8 @@ async def test_rewrapping_goes_on_where_it_broke_off_and_serves_meanwhile(
         sealed = {owner: key.seal(b"said", b"") for owner, key in (await keys.keys(owners)).items()}
     both = MasterKeys(NEW, OLD)
     async with keys_of(engine, both) as keys:
-        assert await keys._rewrap_batch() == 3  # and then the command was killed
+        wrapped, _ = await keys._rewrap_batch(UUID(int=0)) or (0, None)
+        assert wrapped == 3  # and then the command was killed
         assert sorted((await keys.by_master_key()).values()) == [3, 4]
         for owner, key in (await keys.keys(owners)).items():
             assert key.unseal(sealed[owner], b"") == b"said"
@@ -170,6 +171,21 @@ async def test_rewrapping_goes_on_where_it_broke_off_and_serves_meanwhile(
             await keys.key(*owners[0])
         assert await keys.keys(owners) == {}
         assert await keys.rewrap() == 0
+
+
+async def test_a_row_that_does_not_open_keeps_no_other_from_being_wrapped_anew(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "BATCH", 2)
+    acme = await tenant(engine)
+    async with keys_of(engine) as keys:
+        found = await keys.keys([(acme, f"{n:032x}") for n in range(5)])
+        broken = min(key.id for key in found.values())
+        async with transaction(engine) as connection:
+            await connection.execute(update(data_keys).where(data_keys.c.id == broken).values(wrapped=b"x" * 60))
+    async with keys_of(engine, MasterKeys(NEW, OLD)) as keys:
+        assert await keys.rewrap() == 4
+        assert sorted((await keys.by_master_key()).values()) == [1, 4]
 
 
 async def test_a_row_that_was_moved_to_another_owner_is_not_opened(engine: AsyncEngine) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.admission.redis import RedisClient, create_redis
 from gateway.clock import Clock, SystemClock
+from gateway.datakeys.master_keys import MasterKeys
 from gateway.datakeys.service import DataKeys
 from gateway.ids import uuid7
 from gateway.promptlog.entry import Entry
@@ -102,14 +103,19 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    url: str, engine: AsyncEngine, *, clock: Clock | None = None, timeout_s: float = 5.0
+    url: str,
+    engine: AsyncEngine,
+    *,
+    clock: Clock | None = None,
+    timeout_s: float = 5.0,
+    master_keys: MasterKeys = MASTER_KEYS,
 ) -> AsyncIterator[Rig]:
     lost: Counter[str] = Counter()
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
         redis = create_redis(url, timeout_s=5.0)
         stack.push_async_callback(redis.close)
-        data_keys = await stack.enter_async_context(DataKeys(engine, MASTER_KEYS, clock))
+        data_keys = await stack.enter_async_context(DataKeys(engine, master_keys, clock))
         log = PromptLog(
             create_redis(url, timeout_s=timeout_s),
             data_keys,

@@ -96,7 +96,7 @@ async def test_what_cannot_be_redacted_is_lost_alone_and_said_without_its_text(
         await rig.write(bad, good, other, policy=REDACTED)
     assert (await logged(rig, acme), await logged(rig, globex)) == ([good.request_id], [other.request_id])
     assert rig.lost == {"redaction": 1}
-    assert any(line["event"] == "prompt_not_redacted" for line in logs)
+    assert any(line["event"] == "prompt_not_packed" for line in logs)
     assert "hunter2" not in str(logs)
 
 
@@ -176,6 +176,24 @@ async def test_a_short_outage_of_redis_is_sat_out_and_a_longer_one_costs_what_ca
         assert (await logged(rig, acme))[-1] == last.request_id
     redis.stop()
     assert rig.lost == {"redis": 3}
+
+
+async def test_a_redis_that_hangs_costs_entries_and_no_more(
+    log_url: str, engine: AsyncEngine, acme: UUID, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "RETRIES_S", (0.01,))
+    async with make_rig(log_url, engine, timeout_s=0.1) as rig:
+        await rig.write(entry(acme))
+        await rig.redis.command("CLIENT", "PAUSE", 60_000, "WRITE")
+        try:
+            await rig.write(entry(acme))
+            assert rig.lost == {"redis": 1}
+            assert len((await rig.reader.page(acme)).entries) == 1
+        finally:
+            await rig.redis.command("CLIENT", "UNPAUSE")
+        last = entry(acme)
+        await rig.write(last)
+        assert last.request_id in await logged(rig, acme)
 
 
 async def test_the_end_waits_for_what_was_recorded(log_url: str, engine: AsyncEngine, acme: UUID) -> None:

@@ -8,14 +8,18 @@ from uuid import UUID
 
 import msgspec
 import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.datakeys.master_keys import MasterKeys
 from gateway.ids import uuid7
 from gateway.promptlog import reader as reader_module
 from gateway.promptlog.entry import NotReplayable
 from gateway.promptlog.filters import NO_FILTERS, BadCursor, Filters
 from gateway.promptlog.policy import PromptLogPolicy
 from gateway.promptlog.reader import Page, Reader
+from tests.gateway.datakeys.support import NEW, OLD
 from tests.gateway.promptlog.support import ANN, BOB, FULL, METADATA, REDACTED, Rig, answer, body, entry
+from tests.gateway.promptlog.support import rig as make_rig
 
 
 async def every(reader: Reader, tenant_id: UUID, filters: Filters = NO_FILTERS, limit: int = 50) -> list[Page]:
@@ -261,3 +265,21 @@ async def test_bodies_that_redis_evicted_are_missing_and_the_list_stands(rig: Ri
     assert (line["request"], line["response"]) == (None, None)
     assert ids(await rig.reader.scan(acme, "France")) == []
     assert await rig.reader.entry(acme, given.request_id) is None
+
+
+async def test_entries_stay_readable_while_and_after_the_master_key_changes(
+    rig: Rig, acme: UUID, engine: AsyncEngine
+) -> None:
+    given = [entry(acme), entry(acme, end_user=ANN), entry(acme, end_user=BOB)]
+    await rig.write(*given)
+    expected = [each.request_id for each in reversed(given)]
+    async with make_rig(rig.url, engine, master_keys=MasterKeys(NEW, OLD)) as changing:
+        assert ids(await changing.reader.page(acme)) == expected
+        assert await changing.data_keys.rewrap() == 3
+        # One that was not restarted yet knows its keys for some seconds still, and so goes on.
+        await rig.write(last := entry(acme, end_user=ANN))
+    async with make_rig(rig.url, engine, master_keys=MasterKeys(NEW)) as after:
+        assert ids(await after.reader.page(acme)) == [last.request_id, *expected]
+        logged = await after.reader.entry(acme, given[1].request_id)
+        assert logged is not None
+        assert logged.request == given[1].request

@@ -13,7 +13,8 @@ from gateway.datakeys.data_key import DataKey
 from gateway.promptlog import sealing
 from gateway.promptlog.entry import Entry, Kept
 from gateway.promptlog.policy import CustomPattern, PromptLogPolicy
-from gateway.promptlog.sealing import Packed, Unreadable, pack, shortened, unpack_body, unpack_metadata
+from gateway.promptlog.sealing import NotRedacted, Packed, Unreadable, pack, shortened, unpack_body, unpack_metadata
+from gateway.redaction import Redactor
 from tests.gateway.promptlog.support import FULL, METADATA, REDACTED, Digits, entry
 
 TENANT = uuid4()
@@ -67,6 +68,13 @@ def test_fields_that_are_new_or_gone_do_not_make_old_entries_unreadable() -> Non
         sealing._context(TENANT, whole.request_id, "metadata"),
     )
     assert unpack_metadata(sealed, KEY, TENANT, whole.request_id).tags == ()
+
+
+def test_half_a_surrogate_pair_costs_no_entry() -> None:
+    odd = entry(TENANT, model="m\ud800", tags=("ok", "\udfffx"), client_request_id="\ud800", end_user="a" * 32)
+    kept = metadata(packed(odd))
+    assert (kept.model, kept.tags, kept.client_request_id) == ("m?", ("ok", "?x"), "?")
+    assert (kept.end_user, kept.admitted_at) == (odd.end_user, odd.admitted_at)
 
 
 def test_a_list_costs_little() -> None:
@@ -130,6 +138,23 @@ def test_a_tenant_s_own_patterns() -> None:
 
 
 def test_what_cannot_be_redacted_is_not_kept() -> None:
-    with pytest.raises(ValueError, match="explode"):
-        packed(entry(TENANT, "explode"), REDACTED)
+    with pytest.raises(NotRedacted) as told:
+        packed(entry(TENANT, "explode: hunter2"), REDACTED)
+    assert str(told.value) == "ValueError"
+    assert told.value.__cause__ is None
     assert packed(entry(TENANT, "explode"), FULL).request
+
+
+@pytest.mark.parametrize("parsed", [40_000, 10_000_000])
+def test_the_built_in_kinds_at_a_cut(parsed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealing, "MOST_PARSED", parsed)
+    policy = PromptLogPolicy(level="redacted", max_body_bytes=30_000)
+    for before in range(29_880, 30_001, 7):
+        text = "x" * before + " mail ann.smith@example.com or pay by 4111 1111 1111 1111 " + "words " * 4000
+        given = entry(TENANT, text)
+        whole = pack(shortened(given, policy), policy, KEY, Redactor)
+        kept = request(whole)
+        assert not any(part in kept for part in (b"ann", b"smith", b"example", b"4111", b"1111"))
+        assert len(kept) <= 30_000
+    whole = pack(entry(TENANT, "mail ann@example.com"), policy, KEY, Redactor)
+    assert b"mail [EMAIL]" in request(whole)
