@@ -39,6 +39,7 @@ GATEWAY_ROOMS = {
     "pipeline": {"ask", "refusals", "order", "answer", "observability"}
     | {"tenants", "admission", "billing", "routing", "tokens", "backends", "idempotency", "db"},
     "datakeys": {"db"},
+    "cache": {"admission", "ask", "billing", "datakeys", "db"},
     "promptlog": {"admission", "datakeys", "db"},
     "responses": {"ask", "translation", "db", "tenants"},
     "http": {"pipeline", "ask", "answer", "translation", "responses", "observability"}

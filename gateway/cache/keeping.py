@@ -59,6 +59,8 @@ class _Job(msgspec.Struct, frozen=True):
     mark: asyncio.Future[bytes | None]
     entry: Entry
     answer: Answer
+    size: int
+    """Bytes of question and answer, which stay while it waits."""
 
 
 class Keeper:
@@ -117,11 +119,11 @@ class Keeper:
         )
         if draft.mark is None:
             self._count("unavailable")
-        elif self._jobs.full() or self._bytes + len(answer.body) > MOST_WAITING_BYTES:
+        elif self._jobs.full() or self._bytes + (size := len(answer.body) + question.size) > MOST_WAITING_BYTES:
             self._count("queue_full")
         else:
-            self._bytes += len(answer.body)
-            self._jobs.put_nowait(_Job(draft, draft.mark, entry, answer))
+            self._bytes += size
+            self._jobs.put_nowait(_Job(draft, draft.mark, entry, answer, size))
         return entry
 
     async def run(self) -> None:
@@ -135,7 +137,7 @@ class Keeper:
                 self._count("fault")
                 _log.warning("answer_not_kept", tenant=str(job.entry.tenant_id), error=told(fault))
             finally:
-                self._bytes -= len(job.entry.body)
+                self._bytes -= job.size
                 self._jobs.task_done()
 
     async def drained(self, limit_s: float | None = None) -> bool:

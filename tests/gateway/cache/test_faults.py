@@ -193,3 +193,10 @@ async def test_too_much_to_be_kept_at_once_is_dropped(redis_url: str) -> None:
         assert here.tally["kept:outcome=queue_full"] == 1
         assert here.tally["kept:outcome=kept"] == 8
         assert await here.cache.store.used_bytes(TENANT)
+        long = question(chat("x" * 40 * 1024 * 1024), rules)  # a question's bytes wait, too
+        twice = [await here.ask(long), await here.ask(long)]
+        for miss in twice:
+            assert isinstance(miss, Miss)
+            keep(miss, finish_reason="stop")
+        assert await here.cache.drained(60)
+        assert here.tally["kept:outcome=queue_full"] == 2
