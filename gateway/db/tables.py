@@ -232,6 +232,9 @@ stored_responses = Table(
     Column("sealed", LargeBinary, nullable=False),
     _timestamp("created_at", default="now()"),
     _timestamp("expires_at"),
+    # Keyed hashes of all end users, and ids of all earlier responses, that the conversation is of. NULL: not known.
+    Column("end_users", ARRAY(Text)),
+    Column("built_upon", ARRAY(Text)),
     Index(None, "expires_at"),
 )
 

@@ -14,10 +14,28 @@ import msgspec
 _PREFIXES: Final = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
+class Origins(msgspec.Struct, frozen=True):
+    """Whose a conversation is: by it, it is found when one of them is erased."""
+
+    end_users: tuple[str, ...] = ()
+    """Keyed hashes."""
+    built_upon: tuple[str, ...] = ()
+    """Ids of all earlier responses."""
+
+    def after(self, response_id: str, end_user: str | None) -> Origins:
+        """Of what is built upon that response, which has these."""
+        end_users = self.end_users
+        if end_user is not None and end_user not in end_users:
+            end_users = (*end_users, end_user)
+        return Origins(end_users, (*self.built_upon, response_id))
+
+
 class Stored(msgspec.Struct):
     response: msgspec.Raw
     items: list[msgspec.Raw]
     """All that went into it, oldest first."""
+    origins: Origins | None = None
+    """None: nobody knows, since an earlier release stored it, or what it was built upon."""
 
     def conversation(self) -> list[msgspec.Raw]:
         """What a response that follows is to build upon."""

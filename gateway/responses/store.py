@@ -18,8 +18,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.clock import Clock
 from gateway.db.engine import DatabaseUnavailable, tenant_transaction, transaction
 from gateway.db.tables import stored_responses
-from gateway.responses.conversation import Stored
+from gateway.responses.conversation import Origins, Stored
 from gateway.secret_key import SealBroken, SecretKey
+from gateway.tenants.end_users import end_user_hash
 from gateway.tenants.principal import Principal
 
 MOST_BYTES = 8 * 1024 * 1024
@@ -54,6 +55,16 @@ class ResponseStore:
     def keeps(self) -> bool:
         return self._keep_days > 0
 
+    def origins(
+        self, tenant_id: UUID, end_user: str | None, previous: tuple[str, Stored] | None = None
+    ) -> Origins | None:
+        """Of a new response. ``end_user``: as the client names it; ``previous``: what it is built upon, with its id."""
+        whose = None if end_user is None else end_user_hash(self._secret_key, tenant_id, end_user)
+        if previous is None:
+            return Origins(() if whose is None else (whose,))
+        response_id, stored = previous
+        return None if stored.origins is None else stored.origins.after(response_id, whose)
+
     async def put(self, principal: Principal, response_id: str, stored: Stored) -> bool:
         """Keep it, if it can be; whether it was. Raises nothing."""
         fault: str | None = None
@@ -83,6 +94,8 @@ class ResponseStore:
             "id": response_id,
             "project_id": principal.project_id,
             "sealed": self._secret_key.seal(PURPOSE, value, context=_context(principal.tenant_id, response_id)),
+            "end_users": None if stored.origins is None else list(stored.origins.end_users),
+            "built_upon": None if stored.origins is None else list(stored.origins.built_upon),
             "created_at": now,
             "expires_at": now + timedelta(days=self._keep_days),
         }

@@ -20,7 +20,7 @@ from gateway.http.openai import fields
 from gateway.http.openai.door import OpenAIDoor
 from gateway.http.openai.responses_reference import ResponseOperation
 from gateway.long_work import worked
-from gateway.responses.conversation import Stored, listed
+from gateway.responses.conversation import Origins, Stored, listed
 from gateway.responses.keeping import KeptAnswer
 from gateway.responses.store import ResponseStore
 from gateway.tenants.principal import Principal
@@ -45,20 +45,24 @@ class ResponsesDoor(OpenAIDoor):
         self._sequence = 0
         self._principal: Principal | None = None
         self._items: list[msgspec.Raw] = []
+        self._origins: Origins | None = None
         self._kept = False
 
     async def ask(self, raw: bytes, principal: Principal) -> Ask:
         body = await worked(len(raw), partial(fields.read_body, raw, "input"))
         model = fields.read_model(body)
         request = await worked(len(raw), partial(read_request, body))
-        earlier = await self._earlier(request, principal)
+        previous = await self._previous(request, principal)
+        earlier = [] if previous is None else previous[1].conversation()
         size = len(raw) + sum(len(bytes(item)) for item in earlier)
         if size > self._most_bytes:
             raise self._too_long(request)
         chat = await worked(size, partial(request.chat, earlier))
         self._principal = principal
+        end_user = fields.read_end_user(request.rest, self.client.text(fields.END_USER_HEADER))
         self._kept = request.store and self._store.keeps
         if self._kept:
+            self._origins = self._store.origins(principal.tenant_id, end_user, previous)
             self._items = await worked(size, partial(listed, earlier, request.items, self.request_id.hex))
         echo = request.echo if self._kept else request.echo | {"store": _FALSE}
         frame = Frame(self.request_id.hex, model, self._now(), echo)
@@ -70,7 +74,7 @@ class ResponsesDoor(OpenAIDoor):
             include_usage=True,
             choices=1,
             max_output_tokens=request.max_output_tokens,
-            end_user=fields.read_end_user(request.rest, self.client.text(fields.END_USER_HEADER)),
+            end_user=end_user,
             tags=fields.read_tags(self.client.text(fields.TAGS_HEADER)),
             raw=raw,
             api="responses",
@@ -80,11 +84,11 @@ class ResponsesDoor(OpenAIDoor):
             cap_field="max_output_tokens",
         )
 
-    async def _earlier(self, request: ResponsesRequest, principal: Principal) -> list[msgspec.Raw]:
-        """The conversation to build upon. Raises ApiError (400, 503)."""
+    async def _previous(self, request: ResponsesRequest, principal: Principal) -> tuple[str, Stored] | None:
+        """What to build upon, with its id. Raises ApiError (400, 503)."""
         previous = request.previous_response_id
         if previous is None:
-            return []
+            return None
         try:
             stored = await self._store.get(principal.tenant_id, previous)
         except DatabaseUnavailable as fault:
@@ -96,7 +100,7 @@ class ResponsesDoor(OpenAIDoor):
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        return stored.conversation()
+        return previous, stored
 
     def _too_long(self, request: ResponsesRequest) -> ApiError:
         field = "input" if request.previous_response_id is None else "previous_response_id"
@@ -141,7 +145,7 @@ class ResponsesDoor(OpenAIDoor):
 
     async def _keep(self, response: msgspec.Raw) -> bool:
         assert self._principal is not None
-        stored = Stored(response, self._items)
+        stored = Stored(response, self._items, self._origins)
         return await self._store.put(self._principal, response_id(self.request_id.hex), stored)
 
 
