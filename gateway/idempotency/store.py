@@ -18,13 +18,13 @@ log = logging.getLogger(__name__)
 Shared = Literal["SHARED", "KEPT", "NOT_KEPT", "LOST", "TOO_LARGE", "FULL"]
 
 
-def _script(name: str) -> Script:
+def script_of(name: str) -> Script:
     files = resources.files("gateway.idempotency")
     source = b"\n".join(files.joinpath(f"{part}.lua").read_bytes() for part in ("entry", name))
     return Script(f"idempotency {name}", source, sha1(source, usedforsecurity=False).hexdigest().encode())
 
 
-BEGIN, SHARE, READ, DROP = SCRIPTS = tuple(_script(name) for name in ("begin", "share", "read", "drop"))
+BEGIN, SHARE, READ, DROP = SCRIPTS = tuple(script_of(name) for name in ("begin", "share", "read", "drop"))
 
 
 @dataclass(frozen=True, slots=True)
