@@ -67,9 +67,9 @@ def span_of(filters: Filters, cursor: str | None, latest_after: timedelta, *, ne
     """``latest_after``: how long after its admission an entry may have been written. Raises BadCursor."""
     oldest, newest = "-", "+"
     if filters.since is not None:
-        oldest = place_at(filters.since - SKEW)
+        oldest = place_at(filters.since, -SKEW)
     if filters.until is not None:
-        newest = place_at(filters.until + latest_after + SKEW)
+        newest = place_at(filters.until, latest_after + SKEW)
     span = Span(oldest, newest, newest_first)
     if cursor is not None:
         if not is_place(cursor):

@@ -1,4 +1,3 @@
-#!lua
 -- How each script of this room begins: the clock, and a log's bytes counted as entries come and go.
 --
 -- KEYS  1 the tenant's log, a stream  2 its account

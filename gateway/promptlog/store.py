@@ -32,7 +32,8 @@ _PLACE: Final = re.compile(r"[0-9]{1,15}-[0-9]{1,15}")
 
 def _script(name: str) -> Script:
     files = resources.files("gateway.promptlog")
-    source = b"\n".join(files.joinpath(f"{part}.lua").read_bytes() for part in ("log", name))
+    flags = b"" if name in ("append", "feedback") else b" flags=allow-oom"  # what makes room works without any
+    source = b"\n".join((b"#!lua" + flags, *(files.joinpath(f"{part}.lua").read_bytes() for part in ("log", name))))
     return Script(f"prompt log {name}", source, sha1(source, usedforsecurity=False).hexdigest().encode())
 
 
@@ -199,6 +200,6 @@ def _row(place: bytes, fields: list[bytes]) -> Row:
     return Row(place.decode(), UUID(named[b"r"].decode()), named[b"m"])
 
 
-def place_at(moment: datetime) -> str:
-    """The first place that an entry of that moment may have."""
-    return str(max(0, int(moment.timestamp() * 1000)))
+def place_at(moment: datetime, later: timedelta) -> str:
+    """The first place of an entry that was written so much later than ``moment``, or earlier."""
+    return str(max(0, int((moment.timestamp() + later.total_seconds()) * 1000)))

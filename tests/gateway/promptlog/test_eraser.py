@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
+import msgspec
 import pytest
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -23,7 +24,7 @@ from gateway.ids import uuid7
 from gateway.local.services import EmbeddedRedis
 from gateway.promptlog.eraser import Erasable, Eraser, Receipt
 from gateway.promptlog.sealing import Unreadable, unpack_body, unpack_metadata
-from tests.gateway.promptlog.support import ANN, BOB, Rig, account, answer, entry, names
+from tests.gateway.promptlog.support import ANN, BOB, FULL, Rig, account, answer, entry, names
 from tests.gateway.promptlog.support import rig as make_rig
 
 
@@ -242,6 +243,20 @@ async def test_one_room_s_fault_keeps_no_other_from_being_erased(rig: Rig, acme:
     assert receipt.unfinished.keys() == {"stored_responses", "idempotency_answers"}
     assert "secret" not in receipt.unfinished["stored_responses"]
     assert await keys_left(engine, acme) == 0
+
+
+async def test_a_redis_that_is_full_refuses_entries_and_still_lets_go_of_them(rig: Rig, acme: UUID) -> None:
+    await rig.write(*(entry(acme, end_user=ANN) for _ in range(3)))
+    await rig.redis.command("CONFIG", "SET", "maxmemory", "1")
+    try:
+        await rig.write(entry(acme))
+        assert rig.lost == {"redis": 1}
+        assert await rig.store.trim(acme, msgspec.structs.replace(FULL, max_bytes=2500)) == 1
+        async with eraser_of(rig) as eraser:
+            receipt = await eraser.end_user(acme, ANN)
+        assert (receipt.counts["logged_prompts"], receipt.unfinished) == (2, {})
+    finally:
+        await rig.redis.command("CONFIG", "SET", "maxmemory", "0")
 
 
 async def test_while_redis_is_away_the_key_goes_all_the_same(rig: Rig, acme: UUID, engine: AsyncEngine) -> None:

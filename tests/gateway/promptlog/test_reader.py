@@ -104,6 +104,9 @@ async def test_times_are_of_the_admission_however_long_the_request_took(rig: Rig
         (Filters(since=at + timedelta(milliseconds=1), until=at + timedelta(hours=1)), []),
     ):
         assert ids(await rig.reader.page(acme, filters)) == expected
+    ends = [datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)]
+    assert len(ids(await rig.reader.page(acme, Filters(since=ends[0], until=ends[1])))) == 2
+    assert ids(await rig.reader.page(acme, Filters(since=ends[1], until=ends[0]))) == []
 
 
 async def test_a_rare_match_is_found_by_going_on(rig: Rig, acme: UUID, monkeypatch: pytest.MonkeyPatch) -> None:
