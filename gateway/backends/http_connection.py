@@ -96,6 +96,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         answer = self._answer = Answer(self, self._loop)
         self._fruitless = 0
+        self._until_close = False
         if len(body) <= WRITTEN_WITH_HEAD:
             self._transport.write(head + body)
         else:
@@ -202,7 +203,6 @@ class Connection(asyncio.Protocol):
     # Called by the parser, within data_received. Without an answer they are about what follows it unasked.
 
     def on_message_begin(self) -> None:
-        self._until_close = False
         if self._answer is None:
             self._reusable = False
 
@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
         headers, status = answer.headers, parser.get_status_code()
         if self._fruitless > HEAD_LIMIT and sum(map(len, (*headers, *headers.values()))) > HEAD_LIMIT:
             raise _Malformed
-        if len(headers) > MOST_HEADERS or status < 100 or status == 101:
+        if len(headers) > MOST_HEADERS or not 100 <= status < 600 or status == 101:
             raise _Malformed
         if status < 200:
             self._before_head = True
@@ -239,6 +239,8 @@ class Connection(asyncio.Protocol):
         answer.wake()
 
     def on_body(self, data: bytes) -> None:
+        if self._before_head:
+            raise _Malformed  # an informational answer has none
         answer = self._answer
         if answer is not None:
             self._fruitless = 0
@@ -252,5 +254,9 @@ class Connection(asyncio.Protocol):
         answer, self._answer = self._answer, None
         if answer is not None:
             assert self._parser is not None
-            self._reusable = self._parser.should_keep_alive()
+            # There are no chunks before HTTP/1.1: who sends them all the same, or somebody on the way, may not know
+            # where they end (RFC 9112, section 6.1).
+            self._reusable = self._parser.should_keep_alive() and (
+                b"transfer-encoding" not in answer.headers or self._parser.get_http_version() == "1.1"
+            )
             answer.conclude(End.COMPLETE)

@@ -42,6 +42,8 @@ class NameLookup:
             if asking.cancelled():
                 raise ConnectionAbortedError("closed while a name was looked up")
             found = asking.result()
+        if not found:
+            raise OSError("a name without an address")
         first = found.pop(0)
         found.append(first)
         return [first, *found[:-1]]

@@ -22,13 +22,14 @@ class Names:
         self.asked: list[str] = []
         self.answers = asyncio.Event()
         self.fails = False
+        self.found = [FIRST, SECOND]
 
     async def getaddrinfo(self, host: str, port: int, **more: Any) -> list[Any]:
         self.asked.append(host)
         await self.answers.wait()
         if self.fails:
             raise socket.gaierror(-2, "Name or service not known")
-        return [FIRST, SECOND]
+        return list(self.found)
 
 
 @pytest.fixture
@@ -75,6 +76,15 @@ async def test_a_failure_is_told_to_all_and_not_kept(names: Names) -> None:
             await task
     names.fails = False
     assert await lookup.addresses("a", 80) == [FIRST, SECOND]
+
+
+async def test_a_name_without_addresses_is_a_failure(names: Names) -> None:
+    lookup = NameLookup(asyncio.get_running_loop())
+    names.found = []
+    names.answers.set()
+    for _ in range(2):
+        with pytest.raises(OSError, match="without an address"):
+            await lookup.addresses("a", 80)
 
 
 async def test_a_failure_that_nobody_waits_for_is_none(names: Names) -> None:
