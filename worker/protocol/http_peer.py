@@ -40,6 +40,8 @@ class Outlet:
         self._transport.write(data)
 
     def write_whole(self, head: bytes, body: bytes) -> None:
+        if self._head:  # of an informational answer
+            head, self._head = self._head + head, b""
         if len(body) <= _ONE_PIECE:
             self._transport.write(head + body)
         else:
@@ -80,8 +82,9 @@ class Peer:
     def body(self) -> bytes | None:
         """The body, or what ``receive`` did not give of it yet. None: it has not come whole, and ``receive`` waits."""
         cycle = self._cycle
-        if cycle.more_body or cycle.disconnected or cycle.response_complete or cycle.waiting_for_100_continue:
+        if cycle.more_body or cycle.disconnected or cycle.response_complete:
             return None
+        cycle.waiting_for_100_continue = False  # the client did not wait
         cycle.flow.resume_reading()
         cycle.message_event.clear()
         body, cycle.body = bytes(cycle.body), bytearray()

@@ -182,6 +182,8 @@ class HttpProtocol(HttpToolsProtocol):
             if self._upgrading:
                 super().on_headers_complete()
             return
+        if self.expect_100_continue and self.parser.get_http_version() != "1.1":
+            self.expect_100_continue = False  # such a client takes the invitation for the answer (RFC 9110, 10.1.1)
         super().on_headers_complete()
         self.cycle.transport = self._outlet  # type: ignore[assignment]
         if self.pipeline and self._hangup_check is None:

@@ -35,7 +35,7 @@ class Served:
         body = body or b""
         while more:
             message = await receive()
-            body, more = body + message["body"], message["more_body"]
+            body, more = body + message["body"], message["more_body"] and scope["path"] != "/impatient"
         headers = list(HEADERS)
         if scope["path"] == "/close":
             headers.append(("connection", "close"))
@@ -150,6 +150,23 @@ def test_a_body_that_waits_to_be_asked_for_is_asked_for(served: Served) -> None:
         connection.sendall(b"hello")
         assert b"".join(iter(lambda: connection.recv(65536), b"")).endswith(b"hello")
     assert served.took() == ["later, past ASGI"]
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("path", ["/past", "/asgi"])
+def test_who_does_not_wait_for_an_invitation(served: Served, path: str, version: str) -> None:
+    came = served.ask(post(path, b"hello", "expect: 100-continue", CLOSE, version=version))
+    final = came.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+    assert final.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert final.endswith(b"\r\n\r\nhello")
+    assert (came == final) == (version == "1.0" or path == "/past")
+
+
+def test_an_invitation_comes_before_the_answer(served: Served) -> None:
+    """Though both are made in the same turn of the event loop."""
+    came = served.ask(post("/impatient", b"hello, all", "expect: 100-continue", CLOSE).removesuffix(b" all"))
+    assert re.findall(rb"HTTP/1.1 (\d+)", came) == [b"100", b"200"]
+    assert came.endswith(b"hello,")
 
 
 def test_a_connection_is_closed_when_it_idled_so_long_since_its_last_request(served: Served) -> None:
