@@ -165,3 +165,20 @@ def _cluster_options(address: ClusterAddress) -> dict[str, Any]:
         # A cluster that lost some shards still serves the others.
         "require_full_coverage": False,
     }
+
+
+class NoCacheRedis(Exception):
+    """What lives in the cache's Redis is asked for, and there is none."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The prompt log and the answer cache are off here, for REDIS_URL names a cluster. Set CACHE_REDIS_URL to a "
+            "Redis server of their own."
+        )
+
+
+def cache_url(cache_redis_url: str | None, redis_url: str) -> str | None:
+    """The server for what may be lost; None: there is none. Raises ValueError."""
+    if cache_redis_url is not None:
+        return cache_redis_url
+    return None if isinstance(parse_redis_url(redis_url), ClusterAddress) else redis_url

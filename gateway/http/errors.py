@@ -17,9 +17,12 @@ from litestar.types import ExceptionHandlersMap
 
 from gateway.admission.redis import RedisUnavailable
 from gateway.billing.report_query import InvalidReport, NotFound
+from gateway.datakeys.master_keys import UnknownMasterKey
 from gateway.db.engine import DatabaseUnavailable
 from gateway.http.anthropic.errors import VERSION_HEADER, encode_error
 from gateway.ids import uuid7
+from gateway.promptlog.filters import BadCursor
+from gateway.redis_url import NoCacheRedis
 from gateway.routing.registry import RegistryUnavailable
 from gateway.tenants.records import (
     AlreadyExists,
@@ -151,6 +154,24 @@ def _services_away(request: AnyRequest, fault: Exception) -> Response[bytes]:
     return _answer(request, 503, message, "service_unavailable", {"retry-after": "1"})
 
 
+def _bad_cursor(request: AnyRequest, fault: BadCursor) -> Response[bytes]:
+    message = str(fault)
+    return _answer(request, 400, f"{message[:1].upper()}{message[1:]}.", "bad_request", {}, "cursor")
+
+
+def _no_cache_redis(request: AnyRequest, fault: NoCacheRedis) -> Response[bytes]:
+    return _answer(request, 503, str(fault), "not_configured", {})
+
+
+def _unknown_master_key(request: AnyRequest, fault: UnknownMasterKey) -> Response[bytes]:
+    _log.error("unknown_master_key", path=request.url.path, error=str(fault))
+    message = (
+        "What is asked for is sealed by a master key that this gateway lacks. The operator sets it as "
+        "PENSTOCK_PREVIOUS_MASTER_KEY, and runs `penstock prompts rewrap`."
+    )
+    return _answer(request, 503, message, "not_configured", {})
+
+
 def _crashed(request: AnyRequest, exception: Exception) -> Response[bytes]:
     request_id = str(uuid7())
     _log.error("request_crashed", request_id=request_id, path=request.url.path, exc_info=exception)
@@ -172,6 +193,9 @@ EXCEPTION_HANDLERS: ExceptionHandlersMap = {
     HTTPException: _http_exception,
     DatabaseUnavailable: _services_away,
     RedisUnavailable: _services_away,
+    BadCursor: _bad_cursor,
+    NoCacheRedis: _no_cache_redis,
+    UnknownMasterKey: _unknown_master_key,
     RegistryUnavailable: _services_away,
     Exception: _crashed,
 }

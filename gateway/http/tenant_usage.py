@@ -17,8 +17,8 @@ from gateway.billing.report_query import HIDDEN_FROM_TENANTS, InvalidReport, Usa
 from gateway.billing.reports import HashEndUser, usage_report
 from gateway.billing.request_row import RequestUsage, own_request
 from gateway.billing.usage import Status
-from gateway.http.client import bearer
 from gateway.http.operations import TENANT_ERRORS, operation
+from gateway.http.tenant_gate import authorized
 from gateway.http.usage_answer import (
     DEFAULT_LIMIT,
     AnyRequest,
@@ -42,9 +42,8 @@ from gateway.http.usage_answer import (
     format_of,
 )
 from gateway.tenants.principal import Principal
-from gateway.tenants.records import InvalidKey
 from gateway.tenants.service import Tenants
-from worker.protocol.errors import ApiError, unauthorized
+from worker.protocol.errors import ApiError
 
 OwnDimension = Literal["project", "key", "model", "end_user", "tag", "status", "hour", "day", "month"]
 GroupBy = Annotated[
@@ -149,18 +148,4 @@ def _id(text: str) -> UUID | None:
 
 async def _reader(tenants: Tenants, request: AnyRequest) -> Principal:
     """The caller, who may read usage. Raises ApiError (401, 403), DatabaseUnavailable."""
-    key = bearer(request.headers.get("authorization"))
-    try:
-        principal = await tenants.authenticate(key)
-    except InvalidKey:
-        if not key:
-            raise unauthorized("No API key. Send it as 'authorization: Bearer <key>'.") from None
-        raise unauthorized("The API key is not valid. Check it, or ask your administrator for another.") from None
-    if "usage:read" not in principal.scopes:
-        raise ApiError(
-            403,
-            "This API key may not read usage. Use a key with the scope 'usage:read'.",
-            type="permission_error",
-            code="insufficient_scope",
-        )
-    return principal
+    return await authorized(tenants, request, ("usage:read",), "read usage")

@@ -15,7 +15,7 @@ Subject = Literal["tenant", "project", "key", "end_user", "model"]
 Metric = Literal["requests", "tokens", "concurrent", "budget"]
 RateWindow = Literal["minute", "hour", "day"]
 RedisLossPolicy = Literal["fail_closed", "fail_open"]
-Scope = Literal["inference", "usage:read"]
+Scope = Literal["inference", "usage:read", "prompts:read"]
 AdminRole = Literal["owner", "admin", "viewer"]
 NO_PROJECT = UUID(int=0)
 SHARDS = 64

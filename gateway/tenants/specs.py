@@ -20,7 +20,7 @@ from gateway.tenants.records import ConfigurationError, InvalidField, check_name
 P = TypeVar("P", CachePolicy, PromptLogPolicy)
 MAX_AMOUNT = 2**53 - 1
 """Largest amount in nano-USD (nine million USD): Redis scripts count in doubles."""
-SCOPES = frozenset({"inference", "usage:read"})
+SCOPES = frozenset({"inference", "usage:read", "prompts:read"})
 """What a tenant's key may be allowed. An admin's key has the scope ``admin`` and belongs to no tenant."""
 PERIODS: tuple[BudgetPeriod, ...] = ("day", "week", "month", "total")
 RATE_WINDOWS: tuple[RateWindow, ...] = ("minute", "hour", "day")

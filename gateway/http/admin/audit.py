@@ -23,7 +23,7 @@ OfKind = Annotated[
     QueryParameter(
         max_length=100,
         description="Only changes of this kind of thing: tenant, project, key, admin_key, limit, pool, backend, route, "
-        "price, dead_event.",
+        "price, dead_event, prompt, answer_cache.",
     ),
 ]
 ByActor = Annotated[

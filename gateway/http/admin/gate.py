@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, cast
 
-from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.handlers.base import BaseRouteHandler
 from litestar.types import AsyncAnyCallable
 
 from gateway.http.admin.auth import authenticate
-from gateway.http.errors import Problem
+from gateway.http.handler_input import AnyRequest, check_input
 from gateway.tenants.audit import Actor
 from gateway.tenants.principal import AdminRole
 from gateway.tenants.service import AdminPrincipal, Tenants
 
+__all__ = ["MAX_BODY_BYTES", "AnyRequest", "actor_of", "admin_of", "gate"]
+
 MAX_BODY_BYTES = 256 * 1024
-AnyRequest = Request[Any, Any, Any]
-_OURS = frozenset({"request", "data", "if_match"})
-"""Names in a handler's signature that are no parameters of the query."""
 
 
 def gate(tenants: Tenants, *, body_timeout_s: float) -> AsyncAnyCallable:
@@ -30,14 +27,7 @@ def gate(tenants: Tenants, *, body_timeout_s: float) -> AsyncAnyCallable:
         request = cast("AnyRequest", connection)
         role: AdminRole = handler.opt.get("role", "viewer")
         request.state.admin = await authenticate(tenants, request, role)
-        parameters = handler.parsed_fn_signature.parameters
-        known = [name for name in parameters if name not in _OURS and name not in request.path_params]
-        for name in request.query_params:
-            if name not in known:
-                has = f"there are {', '.join(known)}" if known else "there are none"
-                raise Problem(400, f"There is no parameter {name[:100]!r} here; {has}.", field=name[:100])
-        if "data" in parameters:
-            await _receive_body(request, body_timeout_s)
+        await check_input(request, handler, body_timeout_s)
 
     return check
 
@@ -52,18 +42,3 @@ def actor_of(request: AnyRequest) -> Actor:
     """As whom they change things."""
     admin = admin_of(request)
     return Actor(admin.key_id, admin.role)
-
-
-async def _receive_body(request: AnyRequest, within_s: float) -> None:
-    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
-        raise Problem(415, "Send the body as JSON, with 'content-type: application/json'.")
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Problem(415, "Send the body without 'content-encoding'.")
-    try:
-        async with asyncio.timeout(within_s):
-            body = await request.body()
-    except TimeoutError:
-        raise Problem(408, f"The body did not arrive within {within_s:g} s. Send the request again.") from None
-    if not body:
-        raise Problem(400, "The body is empty. Send a JSON object.")

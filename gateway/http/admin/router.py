@@ -8,10 +8,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.backends.trial import Trials
 from gateway.billing.dead import DeadEvents
 from gateway.billing.prices import PriceBook
+from gateway.cache.administration import CacheAdministration
 from gateway.http.admin.admin_keys import admin_key_handlers
 from gateway.http.admin.alerts import alert_handlers
 from gateway.http.admin.audit import audit_handlers
 from gateway.http.admin.backends import backend_handlers
+from gateway.http.admin.cache import cache_handlers
 from gateway.http.admin.dead_events import dead_event_handlers
 from gateway.http.admin.gate import MAX_BODY_BYTES, gate
 from gateway.http.admin.keys import key_handlers
@@ -19,11 +21,13 @@ from gateway.http.admin.limits import limit_handlers
 from gateway.http.admin.pools import pool_handlers
 from gateway.http.admin.prices import price_handlers
 from gateway.http.admin.projects import project_handlers
+from gateway.http.admin.prompts import prompt_handlers
 from gateway.http.admin.refusals import refusal_handlers
 from gateway.http.admin.resource import PREFIX
 from gateway.http.admin.routes import route_handlers
 from gateway.http.admin.tenants import tenant_handlers
 from gateway.http.admin.whoami import whoami_handlers
+from gateway.promptlog.administration import PromptAdministration
 from gateway.tenants.backend_changes import BackendChanges
 from gateway.tenants.catalog import Catalog
 from gateway.tenants.directory import Directory
@@ -41,8 +45,10 @@ def admin_router(
     dead: DeadEvents,
     engine: AsyncEngine,
     body_timeout_s: float,
+    prompts: PromptAdministration | None = None,
+    caches: CacheAdministration | None = None,
 ) -> Router:
-    """``engine``: for what is only read."""
+    """``engine``: for what is only read. ``prompts``, ``caches``: without them their doors are not there."""
     return Router(
         PREFIX,
         route_handlers=[
@@ -60,6 +66,8 @@ def admin_router(
             *dead_event_handlers(dead),
             *refusal_handlers(engine),
             *alert_handlers(engine),
+            *(prompt_handlers(prompts) if prompts is not None else ()),
+            *(cache_handlers(caches) if caches is not None else ()),
         ],
         guards=[gate(tenants, body_timeout_s=body_timeout_s)],
         request_max_body_size=MAX_BODY_BYTES,
