@@ -16,6 +16,7 @@ from gateway.backends.relay import Exchange
 from gateway.billing.usage import Status, TokenUsage, usd_text
 from gateway.observability.observer import Observer
 from gateway.order import Plan
+from gateway.recording import Recording
 from gateway.telemetry import Line, log_line
 from worker.protocol.errors import ApiError
 
@@ -63,8 +64,10 @@ class Answer:
         *,
         keepalive_s: float,
         on_usage: Callable[[Plan, TokenUsage], None],
+        recording: Recording | None = None,
+        cache: str | None = None,
     ) -> None:
-        """``on_usage`` is told what the backend reported in the end."""
+        """``on_usage`` is told what the backend reported in the end. ``cache``: what the answer cache said."""
         self._call = call
         self._plan = plan
         self._ticket = ticket
@@ -72,6 +75,8 @@ class Answer:
         self._observer = observer
         self._keepalive_s = keepalive_s
         self._on_usage = on_usage
+        self._recording = recording
+        self._cache = cache
         self._settled = False
         self.client_left = False
 
@@ -97,6 +102,8 @@ class Answer:
         headers = list(self._ticket.headers.items())
         if self._exchange.backend_id is not None:
             headers.append(("x-penstock-backend", self._exchange.backend_id))
+        if self._cache is not None:
+            headers.append(("x-penstock-cache", self._cache))
         if self._settled and not self.streamed:
             headers.append(("x-penstock-cost-usd", usd_text(self._ticket.charged_nano_usd)))
         return headers
@@ -125,6 +132,11 @@ class Answer:
         except ApiError as error:  # no backend can be asked this
             self._settle("failed", error.body.code or error.body.type, error_status=error.status)
             raise
+        if self._recording is not None and found:
+            if self.streamed:
+                self._recording.feed(found)
+            else:
+                self._recording.whole(found[-1])
         if self.complete:
             self._settle("ok")
         return found
@@ -165,6 +177,10 @@ class Answer:
             failed_attempts=exchange.failed_attempts,
         )
         self._on_usage(self._plan, usage)
+        if self._recording is not None:
+            event = self._ticket.event
+            assert event is not None
+            self._recording.ended(event, usage, cache=self._cache)
         self._observer.settled(
             self._plan.route.name,
             self._ticket.draft.api,

@@ -83,6 +83,10 @@ class Call(msgspec.Struct, frozen=True):
     """As the header has it."""
     traceparent: str | None = None
     """The caller's trace context, as the header has it."""
+    cache: str | None = None
+    cache_ttl: str | None = None
+    log: str | None = None
+    """What its headers say of answer cache and prompt log; see ``gateway.memory``."""
 
 
 def given(body: Body, field: str) -> bool:

@@ -1,8 +1,4 @@
-"""The road of one request, from the tenant's key to the settled row. Read ``Pipeline.serve`` first.
-
-Two stages of the plan are not here yet. The answer cache belongs between admission and the relay: a hit is an
-``Answer`` that settles without an exchange. The prompt log belongs behind ``Answer._settle``.
-"""
+"""The road of one request, from the tenant's key to the settled row. Read ``Pipeline.serve`` first."""
 
 from __future__ import annotations
 
@@ -23,11 +19,15 @@ from gateway.backends import faults
 from gateway.backends.relay import Relay
 from gateway.billing.prices import PriceBook, Tariff
 from gateway.billing.usage import TokenUsage
+from gateway.cache.found import Hit, Miss
+from gateway.cache.policy import CacheRules
+from gateway.cached_answer import CachedAnswer, SharedAnswer
 from gateway.clock import Clock
 from gateway.db.engine import DatabaseUnavailable
 from gateway.idempotency.answers import Request
 from gateway.idempotency.scope import checked_key, find_scope
 from gateway.idempotency.service import Idempotency
+from gateway.memory import Memory
 from gateway.observability.observer import Observability, Observer
 from gateway.order import Plan, make_bound, make_order
 from gateway.refusals import invalid_key, not_priced, out_of_scope, over_limit, unavailable
@@ -61,6 +61,7 @@ class Pipeline:
         idempotency: Idempotency,
         secret_key: SecretKey,
         observability: Observability,
+        memory: Memory,
         clock: Clock,
         keepalive_s: float,
     ) -> None:
@@ -73,6 +74,7 @@ class Pipeline:
         self._idempotency = idempotency
         self._secret_key = secret_key
         self._observability = observability
+        self._memory = memory
         self._keepalive_s = keepalive_s
         self._refusals = Sampler(clock)
 
@@ -96,19 +98,57 @@ class Pipeline:
             observer.refused(500, type(fault).__name__)
             raise
 
-    async def _run(self, call: Call, ask: Ask, principal: Principal, observer: Observer) -> Answer:
+    async def _run(self, call: Call, ask: Ask, principal: Principal, observer: Observer) -> Answerable:
         plan = await self._plan(call, ask, principal)
+        rules = self._memory.rules(call, principal, plan.route)
         try:
             ticket = await self._admit(call, principal, plan.draft, plan.bound)
         except Stale as stale:
             principal = await self._reload(call.key, stale)
             plan = await self._plan(call, ask, principal)
+            rules = self._memory.rules(call, principal, plan.route)
             ticket = await self._admit(call, principal, plan.draft, plan.bound, after=stale)
         ticket.reprice(plan.tariff_at(ticket.admitted_at))
+        found = await self._memory.look_up(ask, plan, rules)
+        answer = partial(self._answer, call, ask, plan, ticket, observer, rules)
+        if isinstance(found, Miss) and found.following:
+            return SharedAnswer(
+                found,
+                answer,
+                streamed=ask.stream,
+                timeout_s=plan.route.timeout_s,
+                keepalive_s=self._keepalive_s,
+            )
+        return answer(found)
+
+    def _answer(
+        self,
+        call: Call,
+        ask: Ask,
+        plan: Plan,
+        ticket: Ticket,
+        observer: Observer,
+        rules: CacheRules,
+        found: Hit | Miss | None,
+    ) -> Answer | CachedAnswer:
+        """To an admitted request: what the cache ``found``, or what a backend will say."""
+        recording = self._memory.recording(call, ask, plan, ticket, rules, found)
+        if isinstance(found, Hit):
+            return CachedAnswer(call, ask, plan, ticket, found, observer, recording, hit_price_bp=rules.hit_price_bp)
         exchange = self._relay.open(
             plan.order, total_s=plan.route.timeout_s, checkpoint=ticket.checkpoint, observer=observer
         )
-        return Answer(call, plan, ticket, exchange, observer, keepalive_s=self._keepalive_s, on_usage=self._compare)
+        return Answer(
+            call,
+            plan,
+            ticket,
+            exchange,
+            observer,
+            keepalive_s=self._keepalive_s,
+            on_usage=self._compare,
+            recording=recording,
+            cache=None if found is None else found.outcome,
+        )
 
     async def _run_once(self, call: Call, ask: Ask, principal: Principal, key: str, observer: Observer) -> Answerable:
         """As ``_run``, unless a request with the same idempotency key came before: its answer is this one's, too."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -69,6 +70,16 @@ def charge(status: Status, usage: TokenUsage, tariff: Tariff, *, relayed: bool =
     cost = min(tariff.cost_of(usage), MAX_AMOUNT)
     free = status == "failed" and not (relayed and usage.completion_tokens)
     return 0 if free else min(tariff.charged(usage), MAX_AMOUNT), cost
+
+
+class Saving(msgspec.Struct, frozen=True):
+    """That a kept answer spared asking a backend."""
+
+    tier: Literal["exact", "semantic"]
+    usage: TokenUsage
+    """What the answer took when it was made."""
+    price_bp: int
+    """What the hit costs, in hundredths of a percent of what the answer would have cost."""
 
 
 def plausible(usage: TokenUsage) -> TokenUsage:
@@ -163,13 +174,15 @@ class Ticket:
         relayed: bool = True,
         wasted: Sequence[TokenUsage] = (),
         failed_attempts: Sequence[str] = (),
+        saving: Saving | None = None,
     ) -> None:
         """End the request: frees its slot, returns its reservation, charges it. Later calls are ignored.
 
         ``usage``: final totals; the last checkpoint if None. ``relayed``: whether any of its answer reached the client,
         without which a failed request is not charged. ``attempts``: backends tried; a failed request that
         reached none is given back to its limits on requests. ``wasted``: what attempts before the last one used, which
-        costs us and is not charged. ``failed_attempts``: backend and error code of each. The write
+        costs us and is not charged. ``failed_attempts``: backend and error code of each. ``saving``: of a kept
+        answer, which is charged as it has it. The write
         runs in tasks of Admission, out of reach of the caller's cancellation, and is repeated until Redis has taken it.
         """
         if self.event is not None:
@@ -191,7 +204,23 @@ class Ticket:
             wasted=wasted,
             failed_attempts=failed_attempts,
         )
+        if saving is not None:
+            self.event = self._saved_by(saving, self.event)
         self._settlement = self._submit(self, self.event, status == "failed" and attempts == 0)
+
+    def _saved_by(self, saving: Saving, row: UsageEvent) -> UsageEvent:
+        usage = plausible(saving.usage)
+        whole, _ = charge("ok", usage, self.draft.tariff)
+        charged = (whole * saving.price_bp + 5000) // 10_000
+        tokens = min(usage.prompt_tokens + usage.completion_tokens, MAX_TOKENS)
+        return replace(
+            row,
+            charged_nano_usd=charged,
+            cost_nano_usd=0,
+            cache=saving.tier,
+            saved_nano_usd=whole - charged,
+            saved_tokens=tokens,
+        )
 
     async def settled(self) -> None:
         """Wait until the settlement is written, or Redis could not take it and it is being retried."""

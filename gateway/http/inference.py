@@ -140,6 +140,9 @@ class Inference:
                         path=scope["path"],
                         idempotency_key=client.header(b"idempotency-key"),
                         traceparent=client.header(b"traceparent"),
+                        cache=client.header(b"x-penstock-cache"),
+                        cache_ttl=client.header(b"x-penstock-cache-ttl"),
+                        log=client.header(b"x-penstock-log"),
                     )
                 )
             )
