@@ -24,8 +24,10 @@ def health_handlers(
     *,
     needs_backend: bool,
     draining: Callable[[], bool] = lambda: False,
+    notes: Callable[[], Mapping[str, str]] = dict,
 ) -> list[HTTPRouteHandler]:
-    """``backends``: how many workers and declared backends take requests. ``draining``: whether none are taken here."""
+    """``backends``: how many workers and declared backends take requests. ``draining``: whether none are taken here.
+    ``notes``: what is told beside, and keeps no gateway from being ready."""
     readings = _Readings(checks)
 
     @get("/healthz", operation_id="health", summary="Whether the process runs", tags=["Operations"], security=[{}])
@@ -46,6 +48,7 @@ def health_handlers(
         state: dict[str, Any] = {"status": "ready" if ready else "draining" if draining() else "unready"}
         state |= {name: "ok" if well else "unavailable" for name, well in passed.items()}
         state["backends"] = alive
+        state |= notes()
         return Response(msgspec.json.encode(state), status_code=200 if ready else 503, media_type="application/json")
 
     @head("/healthz", include_in_schema=False)

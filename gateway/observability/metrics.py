@@ -6,7 +6,7 @@ and never what a client sent. Amounts of money are counted in integer nano-USD.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final
@@ -25,6 +25,17 @@ _WAITS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40
 """Seconds to a first token."""
 _WHOLES: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 """Seconds from admission to end."""
+
+_CACHE: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "lookups": ("Look-ups of kept answers.", ("outcome", "tier")),
+    "bypassed": ("Requests that the cache cannot answer, by why.", ("reason",)),
+    "rejected": ("Answers of near meaning that were not given, by the guard that objected.", ("guard",)),
+    "kept": ("Answers to be kept: `kept`, or why not.", ("outcome",)),
+    "agreement": ("Semantic hits that were asked of the model all the same.", ("agreed",)),
+    "evicted": ("Answers that made room for others of their tenant.", ()),
+    "faults": ("What kept the cache from its work, by part.", ("part",)),
+    "followed": ("Requests that waited for the answer of an identical one.", ("outcome",)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +66,10 @@ class Metrics:
         self._responses = self._counter("responses", "Responses to be kept: `stored`, or why not.", "outcome")
         self._first_token = self._histogram("first_token_seconds", "From admission to first token.", _WAITS, "route")
         self._duration = self._histogram("request_seconds", "From admission to the end.", _WHOLES, "route", "status")
+        self._cache = {
+            name: self._counter(f"answer_cache_{name}", about, *labels) for name, (about, labels) in _CACHE.items()
+        }
+        self._log_lost = self._counter("prompt_log_lost", "Requests that were to be logged and were not.", "reason")
         self._gauges = _Gauges()
         self._registry.register(self._gauges)
         self.watch(
@@ -97,6 +112,14 @@ class Metrics:
     def kept(self, outcome: str) -> None:
         """A response was to be kept: ``stored``, or why it was not."""
         self._responses.add(1, outcome)
+
+    def count(self, name: str, labels: Mapping[str, str], amount: int = 1) -> None:
+        """What the answer cache did; see ``gateway.cache.parts.Counter``."""
+        self._cache[name].add(amount, *(labels[label] for label in _CACHE[name][1]))
+
+    def log_lost(self, reason: str, count: int) -> None:
+        """Requests that the prompt log should have, and has not."""
+        self._log_lost.add(count, reason)
 
     def watch(self, gauge: Gauge) -> None:
         self._gauges.watched.append(gauge)
