@@ -58,6 +58,8 @@ from gateway.http.usage import usage_handlers
 from gateway.http.websocket import websocket_handler
 from gateway.idempotency.service import Idempotency
 from gateway.idempotency.store import SCRIPTS as IDEMPOTENCY_SCRIPTS
+from gateway.memory import Memory
+from gateway.memory_rooms import MemoryRooms
 from gateway.observability.backend_gauges import backend_gauges
 from gateway.observability.metrics import Gauge, Metrics
 from gateway.observability.observer import Observability
@@ -168,6 +170,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     for gauge in backend_gauges(balancer.snapshot):
         metrics.watch(gauge)
     tracing = _create_tracing()
+    memory_engine = create_engine(settings.database_url, pool_size=2)
+    rooms = MemoryRooms(settings, memory_engine, secret_key, clock, metrics)
     pipeline = Pipeline(
         tenants=tenants,
         catalog=catalog,
@@ -178,6 +182,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
         idempotency=idempotency,
         secret_key=secret_key,
         observability=Observability(metrics, tracing),
+        memory=Memory(rooms.cache, rooms.log, endpoints),
         clock=clock,
         keepalive_s=settings.keepalive_s,
     )
@@ -205,7 +210,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     async def running(_app: Litestar) -> AsyncIterator[None]:
         # Left in reverse: requests have ended by then, settlements reach Redis, then what they left is drained.
         async with (
-            disposing(engine, budgets_engine, reports_engine, responses_engine),
+            disposing(engine, budgets_engine, reports_engine, responses_engine, memory_engine),
             transport,
             registry,
             declared,
@@ -213,6 +218,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             probes,
             counter,
             idempotency,
+            rooms,
             alerts,
             ResponseRetention(responses_engine, clock),
         ):
@@ -262,6 +268,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
                 lambda: sum(not worker.draining for worker in registry.workers()) + len(declared.all()),
                 needs_backend=settings.ready_needs_backend,
                 draining=lambda: drain.began,
+                notes=rooms.notes,
             ),
         ],
         lifespan=[running],

@@ -11,7 +11,7 @@ from gateway.admission.ticket import Saving, Ticket
 from gateway.answerable import Answerable
 from gateway.ask import Ask, Call
 from gateway.assembly import replay
-from gateway.billing.usage import Status, TokenUsage, usd_text
+from gateway.billing.usage import Status, TokenUsage, UsageEvent, usd_text
 from gateway.cache.found import Hit, Miss
 from gateway.observability.observer import Observer
 from gateway.order import Plan
@@ -119,8 +119,7 @@ class CachedAnswer:
         self.complete = status == "cache_hit"
         saving = Saving(hit.tier, hit.usage, self._hit_price_bp) if self.complete else None
         ticket.settle(status, TokenUsage(), attempts=0, error_code=error_code, saving=saving)
-        event = ticket.event
-        assert event is not None
+        event = self._row()
         self._observer.settled(
             plan.route.name,
             self._ask.api,
@@ -154,6 +153,11 @@ class CachedAnswer:
                 total_ms=round(ticket.age_s * 1000),
             )
         )
+
+    def _row(self) -> UsageEvent:
+        event = self._ticket.event
+        assert event is not None
+        return event
 
 
 class SharedAnswer:

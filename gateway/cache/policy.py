@@ -73,7 +73,9 @@ NO_CACHE: Final = CacheRules()
 
 
 def merge(wider: CachePolicy, narrower: CachePolicy) -> CachePolicy:
-    """The narrower scope's say, where it has one, within what the wider allows."""
+    """The narrower scope's say, where it has one, within what the wider allows. NO_POLICY itself, if neither has one."""
+    if wider == NO_POLICY == narrower:
+        return NO_POLICY
     values = {
         field: narrow if (narrow := getattr(narrower, field)) is not None else getattr(wider, field)
         for field in CachePolicy.__struct_fields__

@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.cache.policy import CachePolicy
+from gateway.cache.policy import NO_POLICY, CachePolicy, merge
 from gateway.clock import Clock
 from gateway.db.cached import CachedCopy
 from gateway.db.engine import transaction
@@ -222,7 +222,7 @@ async def _routes(connection: AsyncConnection, query: Select[Any]) -> list[Route
     return [
         Route(
             **{field: getattr(row, field) for field in _COLUMNS if field != "answer_cache"},
-            answer_cache=read_policy(row.answer_cache, CachePolicy),
+            answer_cache=merge(NO_POLICY, read_policy(row.answer_cache, CachePolicy)),
             more_targets=tuple(targets.get(row.name, ())),
         )
         for row in rows
