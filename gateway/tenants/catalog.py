@@ -31,7 +31,7 @@ from gateway.tenants.records import (
     check_name,
     is_name,
 )
-from gateway.tenants.specs import check_page, check_policy
+from gateway.tenants.specs import check_narrower, check_page
 
 MAX_WEIGHT = 1e6
 MAX_PRIORITY = 100
@@ -291,7 +291,7 @@ def check_route(route: Route) -> Route:
         raise ConfigurationError("default_output_tokens must not be above max_output_tokens")
     if not 0 < route.timeout_s <= LONGEST_REQUEST_S:
         raise ConfigurationError(f"timeout_s must be above 0 and at most {LONGEST_REQUEST_S:.0f} seconds")
-    check_policy("answer_cache", route.answer_cache)
+    check_narrower(route.answer_cache)
     if route.unpriced not in ("refuse", "serve"):
         raise ConfigurationError("unpriced must be `refuse` or `serve`")
     if route.tokenizer is not None and not _TOKENIZER.fullmatch(route.tokenizer):

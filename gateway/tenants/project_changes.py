@@ -24,7 +24,7 @@ from gateway.tenants.records import (
     UnknownProject,
     check_name,
 )
-from gateway.tenants.specs import check_page, check_policy
+from gateway.tenants.specs import check_narrower, check_page
 
 
 class ProjectChanges(Changes):
@@ -78,7 +78,7 @@ class ProjectChanges(Changes):
         if name is not None:
             check_name("project", name)
         if answer_cache is not None:
-            check_policy("answer_cache", answer_cache)
+            check_narrower(answer_cache)
         try:
             async with self._changing(actor, tenant) as change:
                 before = await _changeable(change, ref, if_version)

@@ -139,6 +139,13 @@ def check_settings(settings: TenantSettings) -> TenantSettings:
     return settings
 
 
+def check_narrower(policy: CachePolicy) -> CachePolicy:
+    """As ``check_policy``, of a project or a route."""
+    if policy.max_tenant_bytes is not None:
+        raise InvalidField("answer_cache", "max_tenant_bytes is for the tenant to say; set it there")
+    return check_policy("answer_cache", policy)
+
+
 def check_policy(name: str, policy: P) -> P:
     """``policy``, if its values are within their bounds."""
     try:

@@ -70,3 +70,14 @@ async def test_what_cannot_be_is_refused_and_nothing_changes(engine: AsyncEngine
     with pytest.raises(ConfigurationError, match=r"answer_cache|prompt_log"):
         await directory.update_tenant(ACTOR, "acme", change)
     assert await directory.tenant("acme") == before
+
+
+async def test_what_a_tenants_answers_may_take_is_for_the_tenant_to_say(engine: AsyncEngine) -> None:
+    directory, catalog = Directory(engine, SystemClock()), Catalog(engine, SystemClock())
+    policy = CachePolicy(max_tenant_bytes=1000)
+    await directory.create_tenant(ACTOR, "acme", settings=TenantSettings(answer_cache=policy))
+    with pytest.raises(ConfigurationError, match="max_tenant_bytes"):
+        await directory.update_project(ACTOR, "acme", "default", answer_cache=policy)
+    await catalog.create_pool(ACTOR, "p")
+    with pytest.raises(ConfigurationError, match="max_tenant_bytes"):
+        await catalog.create_route(ACTOR, new_route("m", pool="p", context_length=100, answer_cache=policy))
