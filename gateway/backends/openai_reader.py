@@ -20,7 +20,7 @@ from gateway.backends.faults import BackendFault
 from gateway.backends.lenient_json import as_utf8, decoded
 from gateway.backends.openai_errors import error_of_event
 from gateway.backends.openai_reshaping import Gathered, events_of
-from gateway.backends.renaming import renamed
+from gateway.backends.renaming import Renaming, renamed
 from gateway.backends.tool_calls import StreamedCalls, identified
 from gateway.billing.normalise import openai_usage
 from gateway.billing.usage import TokenUsage
@@ -70,6 +70,7 @@ class EventReader:
         self._reported = TokenUsage()
         self._text = TextCount()
         self._calls = StreamedCalls()
+        self._renaming = Renaming(order.model)
         self._usage_event: bytes | None = None
         """The event without choices that tells usage; it is handed on last, and once, however many there are."""
         self._waiting: list[bytes] | None = []
@@ -182,7 +183,7 @@ class EventReader:
         if self._order.streamed:
             data = self._calls.corrected(data)
         if self._translator is None:
-            reading.events.append(renamed(data, self._order.model))
+            reading.events.append(self._renaming.renamed(data))
             return
         try:
             if self._order.streamed:

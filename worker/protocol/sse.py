@@ -6,7 +6,8 @@ Reference: https://html.spec.whatwg.org/multipage/server-sent-events.html#parsin
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 MEDIA_TYPE = "text/event-stream"
 DONE = b"[DONE]"
@@ -18,8 +19,7 @@ class EventTooLarge(Exception):
     """A line or event grew over the framer's limit: the peer is broken or hostile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """One dispatched event. ``data`` joins its data lines with a line feed."""
 
     data: bytes
@@ -27,8 +27,7 @@ class Event:
     id: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Comment:
+class Comment(msgspec.Struct, frozen=True):
     """A line that began with a colon, without the colon and one space after it."""
 
     text: bytes

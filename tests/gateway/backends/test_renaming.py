@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.renaming import renamed
+from gateway.backends.renaming import Renaming, renamed
 
 NAMES = st.sampled_from(["m", "theirs", "model", 'a"b', "wörld", "back\\slash", ""])
 LEAVES = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=6) | NAMES
@@ -33,6 +33,18 @@ def test_it_is_as_if_decoded_set_and_compared(
     expected = value | {"model": name} if "model" in value else value
     assert json.loads(found) == expected
     assert list(json.loads(found)) == list(value)
+
+
+@given(st.lists(OBJECTS, min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=8), NAMES, st.booleans())
+def test_the_events_of_a_stream_are_renamed_each_as_it_would_be_alone(
+    values: list[dict[str, Any]], order: list[int], name: str, alike: bool
+) -> None:
+    head = {"id": "c", "model": "theirs"} if alike else {}
+    events = [json.dumps(head | {"choices": 1} | value, separators=(",", ":")).encode() for value in values]
+    renaming = Renaming(name)
+    for at in order:
+        data = events[at % len(events)]
+        assert renaming.renamed(data) == renamed(data, name)
 
 
 @given(st.text(), NAMES)
