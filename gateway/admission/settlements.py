@@ -191,9 +191,9 @@ class Settlements:
             del self._pending[settlement.request_id]
             if not self._pending:
                 self._empty.set()
-            settlement.landed_at = self._clock.monotonic()
+            settlement.landed_at = now = self._clock.monotonic()
             self._landed.append(settlement)
-            self._forget_old()
+            self._forget_old(now)
             return
         if not isinstance(fault, RedisUnavailable):
             log.error("Redis refuses the settlement of %s; it is tried again: %s", settlement.request_id, fault)
@@ -207,7 +207,7 @@ class Settlements:
                 kept.add_done_callback(settlement.end_attempt)
                 settlement.limit_attempt(_DISK_PATIENCE_S)
 
-    def _forget_old(self) -> None:
-        horizon = self._clock.monotonic() - _KEPT_S
+    def _forget_old(self, now: float | None = None) -> None:
+        horizon = (self._clock.monotonic() if now is None else now) - _KEPT_S
         while self._landed and self._landed[0].landed_at < horizon:
             self._landed.popleft()

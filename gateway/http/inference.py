@@ -156,11 +156,11 @@ class Inference:
             with contextlib.suppress(ClientGone):
                 await self._fail(client)
             return
-        with (
-            contextlib.suppress(ClientGone),
-            client.watched(answer.left, at_most_s=answer.timeout_s + SEND_GRACE_S),
-        ):
-            await self._deliver(client, answer)
+        try:
+            with client.watched(answer.left, at_most_s=answer.timeout_s + SEND_GRACE_S):
+                await self._deliver(client, answer)
+        except ClientGone:
+            return
 
     def _reader(self, client: Client, door: Door) -> Callable[[Principal], Awaitable[Ask]]:
         async def read(principal: Principal) -> Ask:

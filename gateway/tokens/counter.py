@@ -196,7 +196,8 @@ def _by_bytes(
         if nested and not allowance.nested_tokens_per_byte:
             return PromptBound(context_length, images)
         most = max(most, tokens + nested * (allowance.nested_tokens_per_byte - 1))
-    most += images * image_tokens(route.backend_model)
+    if images:
+        most += images * image_tokens(route.backend_model)
     return PromptBound(min(most, context_length), images)
 
 
