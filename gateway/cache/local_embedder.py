@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from gateway.cache.embedder import BatchingEmbedder, EmbedderError, TooLong
 
@@ -47,7 +47,8 @@ class LocalEmbedder(BatchingEmbedder):
     dimensions = 384
 
     def __init__(self, model: Path | None = None, tokenizer: Path | None = None) -> None:
-        """Raises EmbedderUnavailable if a file or a library is missing; loads nothing yet."""
+        """Raises EmbedderUnavailable if a file or a library is missing. The model is loaded for the first text, which
+        takes a second or so: many a gateway never sees one."""
         super().__init__(batch=16, at_a_time=1, waiting=512, remembered=4096)
         self._model_file = model or find_file(*MODEL_FILE)
         self._tokenizer_file = tokenizer or find_file(*TOKENIZER_FILE)
@@ -57,17 +58,6 @@ class LocalEmbedder(BatchingEmbedder):
         self._thread = ThreadPoolExecutor(1, "embedder")
         self._session: Any = None
         self._tokenizer: Any = None
-
-    async def __aenter__(self) -> Self:
-        """Load the model. Raises EmbedderUnavailable if it cannot be."""
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
-        except Exception as fault:
-            self._thread.shutdown(wait=False)
-            raise EmbedderUnavailable(
-                f"{self._model_file} cannot be loaded ({type(fault).__name__}): {REMEDY}"
-            ) from fault
-        return await super().__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
@@ -84,19 +74,31 @@ class LocalEmbedder(BatchingEmbedder):
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._vectors, texts)
 
     def _load(self) -> None:
+        """Raises EmbedderUnavailable."""
+        try:
+            self._open()
+        except Exception as fault:
+            raise EmbedderUnavailable(
+                f"{self._model_file} cannot be loaded ({type(fault).__name__}): {REMEDY}"
+            ) from fault
+
+    def _open(self) -> None:
         import onnxruntime
         import tokenizers
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(str(self._model_file), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(str(self._model_file), options, providers=["CPUExecutionProvider"])
         self._tokenizer = tokenizers.Tokenizer.from_file(str(self._tokenizer_file))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._session = session
 
     def _vectors(self, texts: Sequence[str]) -> list[bytes | EmbedderError]:
         """Padded to the longest of a run; texts of about one length run together, for padding is work too."""
+        if self._session is None:
+            self._load()
         encodings = [self._tokenizer.encode(text).ids for text in texts]
         vectors: list[bytes | EmbedderError] = [TooLong(f"longer than {MOST_TOKENS} tokens") for _ in texts]
         places = [at for at in sorted(range(len(texts)), key=lambda at: len(encodings[at])) if encodings[at]]
