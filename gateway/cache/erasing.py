@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 from uuid import UUID
 
-from gateway.cache.administration import Forgetful
+from gateway.cache.forgetting import Forgetful
 
 
 class CachedAnswers:

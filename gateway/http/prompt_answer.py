@@ -14,8 +14,8 @@ from litestar.di import NamedDependency, Provide
 from litestar.params import PathParameter, QueryParameter, SkipValidation
 from litestar.response import Stream
 
+from gateway.administration.prompts import HashEndUser
 from gateway.http.errors import Problem
-from gateway.promptlog.administration import HashEndUser
 from gateway.promptlog.entry import Feedback, Kept, Logged
 from gateway.promptlog.exporting import line
 from gateway.promptlog.filters import Filters
@@ -128,9 +128,9 @@ async def prompt_query(
     return PromptQuery(filters=filters, end_user=end_user)
 
 
-QUERY: Final = {"query": Provide(prompt_query)}
-"""The dependency of handlers that have a ``query``."""
-Query = NamedDependency[SkipValidation[PromptQuery]]
+WANTED: Final = {"wanted": Provide(prompt_query)}
+"""The dependency of handlers that have a ``wanted``."""
+Wanted = NamedDependency[SkipValidation[PromptQuery]]
 
 
 def check_one_end_user(end_user: str | None, end_user_hash: str | None) -> None:

@@ -19,25 +19,25 @@ from litestar.params import JSONBody
 from litestar.response import Stream
 from msgspec import Meta
 
+from gateway.administration.prompts import PromptAdministration
 from gateway.http.admin.resource import Body
 from gateway.http.handler_input import AnyRequest
 from gateway.http.operations import TENANT_ERRORS, operation
 from gateway.http.prompt_answer import (
     JSON_LINES,
-    QUERY,
+    WANTED,
     Cursor,
     Limit,
     LoggedPrompt,
     PromptList,
-    Query,
     RequestRef,
     Text,
+    Wanted,
     exported,
     listed,
     whole,
 )
 from gateway.http.tenant_gate import principal_of, tenant_gate
-from gateway.promptlog.administration import PromptAdministration
 from gateway.promptlog.entry import MAX_COMMENT
 from gateway.tenants.records import as_id
 from gateway.tenants.service import Tenants
@@ -78,15 +78,15 @@ def tenant_prompt_handlers(
         scopes=_READ,
         deed="read prompts",
         guards=guards,
-        dependencies=QUERY,
+        dependencies=WANTED,
         operation_id="listOwnPrompts",
         operation_class=operation(_ERRORS),
         summary="List the tenant's logged requests, without their bodies, the newest first",
         tags=tags,
     )
-    async def list_(request: AnyRequest, query: Query, limit: Limit = 50, cursor: Cursor = None) -> PromptList:
+    async def list_(request: AnyRequest, wanted: Wanted, limit: Limit = 50, cursor: Cursor = None) -> PromptList:
         owner = principal_of(request).tenant_id
-        filters = query.of(owner, prompts.hash_end_user)
+        filters = wanted.of(owner, prompts.hash_end_user)
         return listed(await prompts.page(owner, filters, cursor=cursor, limit=limit))
 
     @get(
@@ -94,17 +94,17 @@ def tenant_prompt_handlers(
         scopes=_READ,
         deed="read prompts",
         guards=guards,
-        dependencies=QUERY,
+        dependencies=WANTED,
         operation_id="searchOwnPrompts",
         operation_class=operation(_ERRORS),
         summary="Look for a text in the tenant's logged requests and answers, some seconds at a time",
         tags=tags,
     )
     async def search(
-        request: AnyRequest, text: Text, query: Query, limit: Limit = 50, cursor: Cursor = None
+        request: AnyRequest, text: Text, wanted: Wanted, limit: Limit = 50, cursor: Cursor = None
     ) -> PromptList:
         owner = principal_of(request).tenant_id
-        filters = query.of(owner, prompts.hash_end_user)
+        filters = wanted.of(owner, prompts.hash_end_user)
         # One at a time of each tenant: it keeps a thread busy for seconds.
         async with searches.setdefault(owner, asyncio.Lock()):
             return listed(await prompts.reader.scan(owner, text, filters, cursor=cursor, limit=limit))
@@ -114,16 +114,16 @@ def tenant_prompt_handlers(
         scopes=_READ,
         deed="read prompts",
         guards=guards,
-        dependencies=QUERY,
+        dependencies=WANTED,
         operation_id="exportOwnPrompts",
         operation_class=operation(_BUSY_ERRORS),
         media_type=JSON_LINES,
         summary="Export the tenant's logged requests as lines of JSON, oldest first",
         tags=tags,
     )
-    async def export(request: AnyRequest, query: Query) -> Stream:
+    async def export(request: AnyRequest, wanted: Wanted) -> Stream:
         owner = principal_of(request).tenant_id
-        lines = prompts.reader.export(owner, query.of(owner, prompts.hash_end_user))
+        lines = prompts.reader.export(owner, wanted.of(owner, prompts.hash_end_user))
         return await exported(_alone(exports.setdefault(owner, asyncio.Lock()), lines))
 
     @get(

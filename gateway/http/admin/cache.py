@@ -10,7 +10,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta
 
-from gateway.cache.administration import MOST_DAYS, CacheAdministration
+from gateway.administration.caches import MOST_DAYS, CacheAdministration
 from gateway.http.admin.gate import AnyRequest, actor_of
 from gateway.http.admin.resource import Body, documented
 from gateway.tenants.plain_text import MOST, check_plain

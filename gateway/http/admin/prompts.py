@@ -12,25 +12,25 @@ from litestar.params import JSONBody, QueryParameter
 from litestar.response import Stream
 from msgspec import Meta
 
+from gateway.administration.prompts import PromptAdministration
 from gateway.http.admin.gate import AnyRequest, actor_of
 from gateway.http.admin.resource import Body, documented
 from gateway.http.errors import Problem
 from gateway.http.prompt_answer import (
     JSON_LINES,
-    QUERY,
+    WANTED,
     Cursor,
     Limit,
     LoggedPrompt,
     PromptList,
-    Query,
     RequestRef,
     Text,
+    Wanted,
     check_one_end_user,
     exported,
     listed,
     whole,
 )
-from gateway.promptlog.administration import PromptAdministration
 from gateway.promptlog.eraser import Receipt
 from gateway.tenants.end_users import HASH_LENGTH
 from gateway.tenants.records import as_id
@@ -57,25 +57,25 @@ def prompt_handlers(prompts: PromptAdministration) -> list[HTTPRouteHandler]:
     @get(
         "/prompts",
         role="admin",
-        dependencies=QUERY,
+        dependencies=WANTED,
         operation_id="listPrompts",
         operation_class=documented(403, 404),
         summary="List a tenant's logged requests, without their bodies, the newest first",
     )
     async def list_(
         tenant: Tenant,
-        query: Query,
+        wanted: Wanted,
         limit: Limit = 50,
         cursor: Cursor = None,
     ) -> PromptList:
         owner = await prompts.tenant_id(tenant)
-        filters = query.of(owner, prompts.hash_end_user)
+        filters = wanted.of(owner, prompts.hash_end_user)
         return listed(await prompts.page(owner, filters, cursor=cursor, limit=limit))
 
     @get(
         "/prompts/search",
         role="admin",
-        dependencies=QUERY,
+        dependencies=WANTED,
         operation_id="searchPrompts",
         operation_class=documented(403, 404),
         summary="Look for a text in a tenant's logged requests and answers, some seconds at a time",
@@ -84,18 +84,18 @@ def prompt_handlers(prompts: PromptAdministration) -> list[HTTPRouteHandler]:
         request: AnyRequest,
         tenant: Tenant,
         text: Text,
-        query: Query,
+        wanted: Wanted,
         limit: Limit = 50,
         cursor: Cursor = None,
     ) -> PromptList:
         owner = await prompts.tenant_id(tenant)
-        filters = query.of(owner, prompts.hash_end_user)
+        filters = wanted.of(owner, prompts.hash_end_user)
         return listed(await prompts.scan(actor_of(request), owner, text, filters, cursor=cursor, limit=limit))
 
     @get(
         "/prompts/export",
         role="admin",
-        dependencies=QUERY,
+        dependencies=WANTED,
         operation_id="exportPrompts",
         operation_class=documented(403, 404),
         media_type=JSON_LINES,
@@ -104,10 +104,10 @@ def prompt_handlers(prompts: PromptAdministration) -> list[HTTPRouteHandler]:
     async def export(
         request: AnyRequest,
         tenant: Tenant,
-        query: Query,
+        wanted: Wanted,
     ) -> Stream:
         owner = await prompts.tenant_id(tenant)
-        filters = query.of(owner, prompts.hash_end_user)
+        filters = wanted.of(owner, prompts.hash_end_user)
         return await exported(prompts.export(actor_of(request), owner, filters))
 
     @get(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from litestar import Router
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.administration.caches import CacheAdministration
+from gateway.administration.prompts import PromptAdministration
 from gateway.backends.trial import Trials
 from gateway.billing.dead import DeadEvents
 from gateway.billing.prices import PriceBook
-from gateway.cache.administration import CacheAdministration
 from gateway.http.admin.admin_keys import admin_key_handlers
 from gateway.http.admin.alerts import alert_handlers
 from gateway.http.admin.audit import audit_handlers
@@ -27,7 +28,6 @@ from gateway.http.admin.resource import PREFIX
 from gateway.http.admin.routes import route_handlers
 from gateway.http.admin.tenants import tenant_handlers
 from gateway.http.admin.whoami import whoami_handlers
-from gateway.promptlog.administration import PromptAdministration
 from gateway.tenants.backend_changes import BackendChanges
 from gateway.tenants.catalog import Catalog
 from gateway.tenants.directory import Directory

@@ -1,0 +1,1 @@
+"""What administrators do with what tenants said: each deed is checked and written to the audit log first."""
