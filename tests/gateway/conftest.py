@@ -397,5 +397,6 @@ def start_gateway(database_url: str, redis_url: str, tmp_path: Path) -> GatewayF
 
 @pytest.fixture
 async def gateway(start_gateway: GatewayFactory) -> AsyncIterator[Gateway]:
-    async with start_gateway() as running:
+    """With limits that no busy machine reaches; tests of the limits themselves start a gateway with their own."""
+    async with start_gateway(connect_timeout_s=20.0, redis_timeout_s=10.0) as running:
         yield running

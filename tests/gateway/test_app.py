@@ -55,6 +55,12 @@ async def until_served(client: httpx.AsyncClient, *, within_s: float = 15.0) -> 
             await asyncio.sleep(0.1)
 
 
+async def until_asked(server: Any, times: int) -> None:
+    async with asyncio.timeout(15):
+        while len(server.seen) < times:  # noqa: ASYNC110 - a backend tells no event
+            await asyncio.sleep(0.02)
+
+
 @pytest.fixture
 async def own_redis(services_dir: Path) -> AsyncIterator[EmbeddedRedis]:
     service = EmbeddedRedis(services_dir / "redis")
@@ -168,22 +174,26 @@ async def test_a_stop_lets_streams_end_and_breaks_off_those_that_do_not(
     async def ends(c: Any) -> None:
         await c.begin()
         await c.token("Par", 1)
-        await asyncio.sleep(0.4)
+        await told_to_stop.wait()
+        await asyncio.sleep(0.2)
         await c.token("is", 2)
         await c.done()
 
+    told_to_stop = asyncio.Event()
     async with start_gateway() as gateway:
-        await gateway.register(await upstream(ends, endless))
+        server = await upstream(ends, endless)
+        await gateway.register(server)
         async with client_of(gateway) as client, asyncio.TaskGroup() as tasks:
 
             async def read() -> str:
                 return (await client.post(PATH, json=ASK | {"stream": True})).text
 
             short = tasks.create_task(read())
-            await asyncio.sleep(0.1)
+            await until_asked(server, 1)
             long = tasks.create_task(read())
-            await asyncio.sleep(0.1)
+            await until_asked(server, 2)
             gateway.server.should_exit = True
+            told_to_stop.set()
         assert short.result().endswith("data: [DONE]\n\n")
         *_, last = [part for part in long.result().split("\n\n") if part]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "gateway_stopping"

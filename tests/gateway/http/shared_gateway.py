@@ -69,6 +69,8 @@ async def shared_gateway(
         "secret_key": "secret-key-of-the-tests-of-this-gateway",
         "drain_interval_s": 0.05,
         "probe_interval_s": 3600.0,
+        "connect_timeout_s": 20.0,
+        "redis_timeout_s": 10.0,
         "spool_dir": str(folder / "spool"),
     }
     server = Upstream([])

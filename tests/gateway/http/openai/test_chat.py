@@ -228,12 +228,14 @@ async def test_a_hang_up_is_seen_though_another_request_waits_behind(gateway: An
         await c.meter(9, 3)
         closed.append(await c.wait_closed_by_peer())
 
-    await gateway.register(await upstream(generates))
+    server = await upstream(generates)
+    await gateway.register(server)
     body = json.dumps(ASK | {"stream": stream}).encode()
     head = f"POST {PATH} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {gateway.key}\r\n"
     request = head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(request + request)
+    await eventually(lambda: bool(server.seen))
     await asyncio.sleep(0.3)
     assert not closed
     writer.close()
