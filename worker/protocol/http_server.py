@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import select
+from collections.abc import Sized
 from typing import Any, Final, cast
 
 import httptools
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -17,6 +19,8 @@ from worker.protocol.http_peer import PEER, Outlet, Peer
 
 _HANGUP_CHECK_S: Final = 0.25
 """How often a connection with requests waiting is looked at: reading may be paused there, so no end would be seen."""
+MOST_WAITING: Final = 1024
+"""Requests that came before those ahead of them were answered: more than one read brings, unless they are tiny."""
 HEAD_LIMIT: Final = 64 * 1024
 """Bytes of a request's head, or of what stands behind a chunked body; what came with one read may be more."""
 HEAD_WITHIN_S: Final = 60.0
@@ -38,6 +42,8 @@ class HttpProtocol(HttpToolsProtocol):
     - The request that runs finds in its scope's extensions, as ``PEER``, what tells of a hang-up by a callback, and a
       shorter way for bodies and whole answers.
     - An answer of unknown length to an HTTP/1.0 client, which knows no chunks, ends with the connection.
+    - Nothing is read while requests wait, and only so many of what one read brought may. A client that has sent on gets
+      the answer all the same that closes the connection.
     - A head that does not end is refused (431, 408). A client that reads nothing of what is left for it is cut off once
       its request is over.
     """
@@ -88,6 +94,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
         self._outlet = Outlet(transport, self.loop, self._close)
         self._expect_head()
 
@@ -184,6 +191,8 @@ class HttpProtocol(HttpToolsProtocol):
             return
         if self.expect_100_continue and self.parser.get_http_version() != "1.1":
             self.expect_100_continue = False  # such a client takes the invitation for the answer (RFC 9110, 10.1.1)
+        if len(self.pipeline) >= MOST_WAITING:
+            raise _TooMany  # which the parser tells as an error of its own
         super().on_headers_complete()
         self.cycle.transport = self._outlet  # type: ignore[assignment]
         if self.pipeline and self._hangup_check is None:
@@ -238,10 +247,16 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _close(self) -> None:
         """For a request that was answered, or whose application gave up."""
-        still_sent = self.cycle.more_body and not self._busy
+        if self.pipeline:
+            # None of them is served.
+            self.pipeline.clear()
+            assert self._running is not None
+            self.cycle = self._running
+            still_sent = True
+        else:
+            still_sent = self.cycle.more_body and not self._busy
         if still_sent and self.transport.can_write_eof() and not self.transport.is_closing():
             self._lingering = self.loop.call_later(LINGER_S, self.transport.close)
-            self.pipeline.clear()
             self.transport.write_eof()
             self.flow.resume_reading()
         else:
@@ -253,10 +268,11 @@ class HttpProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+            self.flow.resume_reading()
             return
+        self.flow.resume_reading()
         self._idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self._look_when_idle(self.timeout_keep_alive)
@@ -302,6 +318,22 @@ class HttpProtocol(HttpToolsProtocol):
             return
         now = self.cycle if over else None
         self._flush_check = self.loop.call_later(FLUSH_CHECK_S, self._check_flush, now, left)
+
+
+class _TooMany(Exception):
+    pass
+
+
+class _Flow(FlowControl):
+    """Lets nobody resume reading while requests wait: each that is answered would let in a thousand more."""
+
+    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        if not self._waiting:
+            super().resume_reading()
 
 
 def _peer_closed(transport: asyncio.Transport) -> bool:

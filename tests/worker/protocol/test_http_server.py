@@ -34,7 +34,8 @@ class Served:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body, more = b"", True
-        if scope["path"] == "/refuse":
+        if scope["path"] in ("/refuse", "/refuse-late"):
+            await asyncio.sleep(0.1 if scope["path"] == "/refuse-late" else 0)
             headers = [(b"content-length", b"2"), (b"connection", b"close")]
             await send({"type": "http.response.start", "status": 413, "headers": headers})
             await send({"type": "http.response.body", "body": b"no"})
@@ -321,3 +322,41 @@ def test_a_refused_body_without_end_is_cut_off(served: Served, monkeypatch: pyte
             while True:
                 connection.sendall(b"x" * 1000)
                 time.sleep(0.02)
+
+
+def test_what_is_sent_ahead_is_not_read_ahead(served: Served) -> None:
+    """However much of it there is, and though each request that is answered asks for a body."""
+    some, count = b"".join(post("/a", b"x" * 300)) * 50, 8000
+    answered = b""
+    with served.connect() as connection:
+        sending = threading.Thread(target=lambda: [connection.sendall(some) for _ in range(count // 50)])
+        sending.start()
+        time.sleep(0.2)
+        while answered.count(b"HTTP/1.1 200 OK") < count and (piece := connection.recv(65536)):
+            answered += piece
+        sending.join()
+    assert answered.count(b"HTTP/1.1 200 OK") == count
+    assert len(served.requests()) == count
+
+
+def test_not_any_number_of_requests_may_wait(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(b"".join(post("/wait", b"1")))
+        assert served.seen.get(timeout=LIMIT_S) == ("POST", "/wait", b"1")
+        connection.sendall(b"GET /a HTTP/1.1\r\n\r\n" * 2000)
+        with contextlib.suppress(ConnectionResetError):
+            assert read_all(connection) == b""
+    assert served.hung_up.wait(LIMIT_S)
+    assert served.requests() == []
+
+
+def test_the_last_answer_is_read_though_more_was_sent(served: Served) -> None:
+    """A connection that is closed with something unread is reset, and what was on its way is lost."""
+    with served.connect() as connection:
+        connection.sendall(post("/refuse-late", b"")[0] + GET + b"\r\n")
+        time.sleep(0.05)
+        connection.sendall(b"".join(post("/unread", b"x" * 100_000)))
+        time.sleep(0.2)
+        answered = read_all(connection)
+    assert answered.endswith(b"\r\n\r\nno")
+    assert served.requests() == []
