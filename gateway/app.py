@@ -16,6 +16,8 @@ from litestar.openapi.plugins import ScalarRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 from sqlalchemy import text
 
+from gateway.administration.caches import CacheAdministration
+from gateway.administration.prompts import PromptAdministration
 from gateway.admission.redis import create_redis
 from gateway.admission.wiring import create_admission
 from gateway.backends.brands import BRANDS
@@ -32,6 +34,7 @@ from gateway.billing.dead import DeadEvents
 from gateway.billing.drainer import Drainer
 from gateway.billing.prices import PriceBook
 from gateway.billing.reports import end_user_hasher
+from gateway.cache.erasing import CachedAnswers
 from gateway.clock import Clock, SystemClock
 from gateway.db.engine import create_engine, disposing, transaction
 from gateway.db.migrate import check_schema
@@ -53,9 +56,11 @@ from gateway.http.openai.embeddings import EMBEDDINGS, EmbeddingsDoor
 from gateway.http.openai.models import model_handlers
 from gateway.http.openai.responses import RESPONSES, ResponsesDoor
 from gateway.http.openai.stored_responses import stored_response_handlers
+from gateway.http.prompts import tenant_prompt_handlers
 from gateway.http.tenant_usage import tenant_usage_handlers
 from gateway.http.usage import usage_handlers
 from gateway.http.websocket import websocket_handler
+from gateway.idempotency.erasing import IdempotentAnswers
 from gateway.idempotency.service import Idempotency
 from gateway.idempotency.store import SCRIPTS as IDEMPOTENCY_SCRIPTS
 from gateway.memory import Memory
@@ -65,6 +70,8 @@ from gateway.observability.metrics import Gauge, Metrics
 from gateway.observability.observer import Observability
 from gateway.observability.tracing import Tracing, TracingNotInstalled, tracing_wanted
 from gateway.pipeline import Pipeline
+from gateway.promptlog.eraser import Erasable
+from gateway.responses.erasing import StoredResponses
 from gateway.responses.retention import ResponseRetention
 from gateway.responses.store import ResponseStore
 from gateway.routing.declared import Declared
@@ -78,6 +85,7 @@ from gateway.settings import Settings, SettingsError
 from gateway.tenants.backend_changes import BackendChanges
 from gateway.tenants.catalog import Catalog
 from gateway.tenants.directory import Directory
+from gateway.tenants.end_users import end_user_hash
 from gateway.tenants.service import Tenants
 from gateway.tokens.counter import PromptCounter
 
@@ -192,6 +200,12 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
     responses = ResponseStore(
         responses_engine, secret_key, clock, keep_days=settings.responses_retention_days, count=metrics.kept
     )
+    others: list[Erasable] = [IdempotentAnswers(idempotency_redis), StoredResponses(memory_engine)]
+    if rooms.cache is not None:
+        others.insert(0, CachedAnswers(rooms.cache))
+    prompts = PromptAdministration(
+        memory_engine, rooms.reader, rooms.eraser(others), partial(end_user_hash, secret_key)
+    )
     responses_door = partial(ResponsesDoor, store=responses, clock=clock, most_bytes=settings.max_body_bytes)
     origins = Origins(settings.cors_origins)
     body_limits = BodyLimits(settings.max_body_bytes, settings.body_timeout_s)
@@ -250,6 +264,7 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
             *usage_handlers(tenants, reports_engine, hash_end_user),
             *tenant_usage_handlers(tenants, reports_engine, hash_end_user),
             *invoice_handlers(tenants, reports_engine, clock),
+            *tenant_prompt_handlers(tenants, prompts, body_timeout_s=settings.body_timeout_s),
             admin_router(
                 tenants=tenants,
                 directory=directory,
@@ -260,6 +275,8 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> Litestar:
                 dead=DeadEvents(engine, clock),
                 engine=reports_engine,
                 body_timeout_s=settings.body_timeout_s,
+                prompts=prompts,
+                caches=CacheAdministration(memory_engine, rooms.cache),
             ),
             *fleet_handlers(registry, catalog, fleet_token=settings.fleet_token),
             metrics_handler(metrics, token=settings.metrics_token),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Final
+from typing import Final, cast
 from uuid import UUID
 
 import msgspec
@@ -16,6 +16,7 @@ from gateway.admission.redis import RedisClient, create_redis
 from gateway.assembly import describe
 from gateway.cache import guards
 from gateway.cache.local_embedder import EmbedderUnavailable, LocalEmbedder
+from gateway.cache.parts import Guards
 from gateway.cache.service import AnswerCache
 from gateway.clock import Clock
 from gateway.datakeys.master_keys import MasterKeys
@@ -29,7 +30,7 @@ from gateway.promptlog.policy import PromptLogPolicy
 from gateway.promptlog.reader import Reader
 from gateway.promptlog.retention import Retention
 from gateway.redaction import Redactor
-from gateway.redis_url import ClusterAddress, parse_redis_url
+from gateway.redis_url import cache_url
 from gateway.secret_key import SecretKey
 from gateway.settings import Settings
 
@@ -50,7 +51,7 @@ class MemoryRooms:
         self._open = AsyncExitStack()
         masters = MasterKeys.configured(settings.secret_key, settings.master_key, settings.previous_master_key)
         self.data_keys = DataKeys(engine, masters, clock)
-        self._url = cache_redis_url(settings)
+        self._url = cache_url(settings.cache_redis_url, settings.redis_url)
         self._embedder: LocalEmbedder | None = None
         self.without_embedder: str | None = None
         """Why meanings are not compared."""
@@ -69,7 +70,7 @@ class MemoryRooms:
             self._url,
             secret_key,
             self.data_keys,
-            guards,
+            cast("Guards", guards),  # mypy takes no package for a protocol
             describe,
             embedder=self._embedder,
             clock=clock,
@@ -118,10 +119,3 @@ class MemoryRooms:
         async with transaction(self._engine) as connection:
             rows = await connection.execute(select(tenants.c.id, tenants.c.prompt_log))
             return {row.id: msgspec.convert(row.prompt_log, PromptLogPolicy) for row in rows}
-
-
-def cache_redis_url(settings: Settings) -> str | None:
-    """Where answers and prompts are kept; None: nowhere."""
-    if settings.cache_redis_url is not None:
-        return settings.cache_redis_url
-    return None if isinstance(parse_redis_url(settings.redis_url), ClusterAddress) else settings.redis_url
