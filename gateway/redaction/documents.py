@@ -1,8 +1,9 @@
-"""JSON with its texts blacked out; it stays JSON of the same form."""
+"""JSON with its texts blacked out; it stays JSON of the same form, and what was cut stays the head of it."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
@@ -15,22 +16,28 @@ _TOKEN_BY_TOKEN: Final = frozenset(("logprobs", "prompt_logprobs", "token_ids", 
 """Fields that tell a text once more, in pieces in which nothing can be found: they are left out."""
 _BEGINS: Final = frozenset("{[ \n")
 _ENDS: Final = frozenset("}]")
+_LITERAL = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+"""A text as JSON writes it; the last one may be cut."""
+_ENDED = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_HALF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
+_LONG_NUMBER = re.compile(r"(?<![\w.+-])[0-9]{13,19}(?![\w.])", re.ASCII)
+_NAMES = re.compile(r"\s*:")
 MOST_NESTED: Final = 4
 """How deep JSON within a text of JSON, as a tool call's arguments, is read as such."""
 
 
 def redact_json(body: bytes, text: Callable[[str], str], counts: Counter[str]) -> bytes:
-    """What is no JSON is taken for text. ``text`` blacks a text out, ``counts`` are of what is found beside that."""
+    """What is nothing like JSON is taken for text. ``text`` blacks out, ``counts`` are of what is found beside that."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
         value = _nearly(body)
         if value is None:
-            return text(body.decode(errors="replace")).encode(errors="replace")
+            return _Walk(text, counts).broken(body)
     try:
         return _encoded(_Walk(text, counts).value(value, 0))
     except RecursionError:
-        return text(body.decode(errors="replace")).encode(errors="replace")
+        return _Walk(text, counts).broken(body)
 
 
 class _Walk:
@@ -61,6 +68,43 @@ class _Walk:
                 changed = self.value(inner, nested + 1)
                 return text if changed == inner else _encoded(changed).decode()
         return self._text(text)
+
+    def broken(self, body: bytes) -> bytes:
+        """What is no JSON, mostly because it was cut: its texts, and what stands between them."""
+        whole = body.decode(errors="replace")
+        if whole.lstrip()[:1] not in ("{", "["):
+            return self._text(whole).encode(errors="replace")
+        out: list[str] = []
+        at, name = 0, ""
+        for match in _LITERAL.finditer(whole):
+            start, end = match.span()
+            between = whole[at:start]
+            out.append(self._between(between))
+            literal, at = match[0], end
+            if _NAMES.match(whole, end):
+                out.append(literal)
+                name = literal[1:-1]
+                continue
+            out.append(self._literal(name if between.strip() == ":" else "", literal))
+        out.append(self._between(whole[at:]))
+        return "".join(out).encode(errors="replace")
+
+    def _between(self, text: str) -> str:
+        """A number that is a card becomes a text, as elsewhere."""
+        return self._text(_LONG_NUMBER.sub(lambda found: str(_encoded(self.value(int(found[0]), 0)), "ascii"), text))
+
+    def _literal(self, name: str, literal: str) -> str:
+        ended = _ENDED.fullmatch(literal) is not None
+        content = literal[1:-1] if ended else _HALF_ESCAPE.sub("", literal[1:])
+        try:
+            said = json.loads(f'"{content}"', strict=False)
+        except ValueError:
+            return self._text(literal)
+        changed = self._field(name, said, 0)
+        if changed == said:
+            return literal
+        written = json.dumps(changed, ensure_ascii=False)
+        return written if ended else written[:-1]
 
     def _field(self, name: str, value: Any, nested: int) -> Any:
         if type(value) is str and secrets.is_name_of_secret(name, value):

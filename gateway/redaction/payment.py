@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.redaction import checksums
-from gateway.redaction.spans import ALNUM, DIGITS, Span, compiled, digits_of, found, stands_alone
+from gateway.redaction.spans import DIGITS, Span, begins, compiled, digits_of, found, stands_alone
 
 CARD: Final = "CARD"
 IBAN: Final = "IBAN"
@@ -104,11 +104,7 @@ def ibans(data: bytes) -> Iterator[Span]:
 
 def _iban(data: bytes, start: int, end: int) -> tuple[int, int] | None:
     form = _IBAN_FORMS.get(data[start : start + 2].upper())
-    match = form.match(data, start) if form is not None and _begins(data, start) else None
+    match = form.match(data, start) if form is not None and begins(data, start) else None
     if match is None or not checksums.iban(match[0].translate(None, b" -").upper().decode()):
         return None
     return match.span()
-
-
-def _begins(data: bytes, start: int) -> bool:
-    return start == 0 or (data[start - 1] not in ALNUM and data[start - 1] < 0x80)

@@ -43,7 +43,7 @@ _ANYTHING = compiled("|".join((_DIGITS, "[@]|;base64,", *secrets.MARKS, payment.
 
 
 class Redactor:
-    """For one thread at a time."""
+    """Threads may share one; its counts alone are exact only where they do not."""
 
     def __init__(self, patterns: Sequence[custom.Pattern] = ()) -> None:
         """Raises ValueError for patterns that cannot be used."""

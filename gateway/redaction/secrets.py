@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.redaction.spans import ALNUM, Span, compiled
+from gateway.redaction.spans import Span, begins, compiled
 
 API_KEY: Final = "API_KEY"
 TOKEN: Final = "TOKEN"
@@ -67,14 +67,14 @@ def api_keys(data: bytes) -> Iterator[Span]:
     for match in _KEY.finditer(data):
         start, end = match.span()
         written = data[start:end]
-        if _begins(data, start) and (re.search(rb"[0-9]", written) or not written.startswith(b"sk-")):
+        if begins(data, start) and (re.search(rb"[0-9]", written) or not written.startswith(b"sk-")):
             yield Span(start, end, API_KEY)
 
 
 def tokens(data: bytes) -> Iterator[Span]:
     for match in _TOKEN.finditer(data):
         start, end = match.span()
-        if _begins(data, start):
+        if begins(data, start):
             # One that is not signed ends with a full stop, else that is the sentence's.
             ends_sentence = data[end - 1] == 0x2E and data.count(b".", start, end) > 2
             yield Span(start, end - ends_sentence, TOKEN)
@@ -148,7 +148,3 @@ def is_name_of_secret(name: str, value: str) -> bool:
     if name[found.end() : found.end() + 1].isalpha():
         return False
     return found[0].lower() != "token" or (len(value) >= 16 and any(each.isdigit() for each in value))
-
-
-def _begins(data: bytes, start: int) -> bool:
-    return start == 0 or (data[start - 1] not in ALNUM and data[start - 1] not in b"_")

@@ -52,14 +52,20 @@ def found(
             at = max(place[1], start + 1)
 
 
+def begins(data: bytes, start: int) -> bool:
+    """Whether no letter or digit stands before it; one of an escape, as in a JSON text, is none."""
+    if start == 0:
+        return True
+    before = data[start - 1]
+    if before in b"nrt" and start > 1 and data[start - 2] == 0x5C:
+        return True
+    return before not in ALNUM and before < 0x80 and before != 0x5F
+
+
 def stands_alone(data: bytes, start: int, end: int, signs: bytes = b".-") -> bool:
     """Whether it is no part of more: no letter or digit is next to it, nor one of the signs with a digit behind."""
-    if start > 0:
-        before = data[start - 1]
-        if before in ALNUM or before >= 0x80 or before == 0x5F:
-            return False
-        if before in signs and start > 1 and data[start - 2] in DIGITS:
-            return False
+    if not begins(data, start) or (start > 1 and data[start - 1] in signs and data[start - 2] in DIGITS):
+        return False
     if end < len(data):
         after = data[end]
         if after in ALNUM or after >= 0x80 or after == 0x5F:

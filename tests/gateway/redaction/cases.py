@@ -127,6 +127,7 @@ IN_TEXT: Final[list[tuple[str, str]]] = [
     ("mobile=9876543210;", "mobile=[PHONE];"),
     ("card 4111 1111 1111 1111 12/27 123", "card [CARD] 12/27 123"),
     ("4111111111111111,5555555555554444", "[CARD],[CARD]"),
+    ("escaped:\\n4111 1111 1111 1111\\nDE89370400440532013000", "escaped:\\n[CARD]\\n[IBAN]"),
     ("IBAN:DE89370400440532013000.", "IBAN:[IBAN]."),
     ("BSN 111222333", "BSN [NATIONAL_ID]"),
     ("my SSN is 078051120", "my SSN is [NATIONAL_ID]"),

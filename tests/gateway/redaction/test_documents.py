@@ -130,6 +130,22 @@ def test_what_is_hardly_json(body: bytes, expected: bytes) -> None:
     assert Redactor().json(body) == expected
 
 
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_what_was_cut_is_blacked_out_up_to_the_cut(ascii_only: bool) -> None:
+    content = f'Für "cards"\n{CARD}\n4111-1111-1111-1111\tjane@example.com\n+49 30 901820\n{PEM}\nend'
+    request = {"messages": [{"content": content, "n": CARD}], "password": "correct horse", "last": "x"}
+    written = json.dumps(request, ensure_ascii=ascii_only, separators=(",", ":")).replace("@", "\\u0040")
+    secrets = [str(CARD), "4111-1111-1111-1111", "jane\\u0040example.com", "+49 30 901820", "correct horse", "q83v=="]
+    for cut in range(1, len(written)):
+        head = written[:cut]
+        found = Redactor().json(head.encode()).decode()
+        for secret in secrets:
+            if secret in head[:-2]:
+                assert secret not in found, (cut, secret)
+    whole = json.dumps(redacted(request), ensure_ascii=False, separators=(",", ":"))
+    assert json.loads(Redactor().json(written[:-1].encode()) + b"}") == json.loads(whole)
+
+
 JSON = st.recursive(
     st.none()
     | st.booleans()
