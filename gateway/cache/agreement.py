@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import unicodedata
 from array import array
@@ -45,8 +46,7 @@ class Agreements:
     async def count(self, tenant_id: UUID, agreed: bool, now: datetime) -> None:
         key = _key(tenant_id, now)
         counted = self._redis.issue("ZINCRBY", key, 1, _AGREED if agreed else _DISAGREED)
-        await self._redis.command("EXPIRE", key, _KEEP_DAYS * 24 * 3600)
-        await counted
+        await asyncio.gather(counted, self._redis.issue("EXPIRE", key, _KEEP_DAYS * 24 * 3600))
 
     async def sum(self, tenant_id: UUID, now: datetime, days: int) -> Agreement:
         """Of the last ``days``, today among them."""
@@ -54,7 +54,7 @@ class Agreements:
             self._redis.issue("ZMSCORE", _key(tenant_id, now - timedelta(days=before)), _AGREED, _DISAGREED)
             for before in range(days)
         ]
-        found = [await scores for scores in asked]
+        found = await asyncio.gather(*asked)
         agreed, disagreed = (sum(int(scores[index] or 0) for scores in found) for index in (0, 1))
         return Agreement(agreed, disagreed)
 

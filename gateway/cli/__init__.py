@@ -29,6 +29,8 @@ _COMMANDS = {
     "apply": "gateway.cli.apply:apply",
     "usage": "gateway.cli.usage:usage",
     "invoice": "gateway.cli.invoice:invoice",
+    "prompts": "gateway.cli.prompts:prompts",
+    "cache": "gateway.cli.cache:cache",
     "dead": "gateway.cli.dead:dead",
     "alert": "gateway.cli.alerts:alert",
     "verify": "gateway.cli.verify:verify_",

@@ -18,7 +18,8 @@ _SILENT = {"version", "archived_at", "revoked_at"}
 @click.command()
 @click.option("--tenant", help="Only changes of this tenant.")
 @click.option(
-    "--kind", help="Only changes of these: tenant, project, key, admin_key, limit, pool, backend, route, price."
+    "--kind",
+    help="Only of these: tenant, project, key, admin_key, limit, pool, backend, route, price, prompt, answer_cache.",
 )
 @click.option("--actor", help="Only changes by this admin key, or by cli:USER.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 1000), help="How many to show.")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, delete, or_
+from sqlalchemy import ColumnElement, and_, any_, delete, literal, or_
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.db.engine import transaction
@@ -35,7 +35,7 @@ class StoredResponses:
         if request_id is not None:
             unwanted = unwanted.where(_of_request(request_id))
         elif end_user is not None:
-            unwanted = unwanted.where(or_(table.end_users.contains([end_user]), table.end_users.is_(None)))
+            unwanted = unwanted.where(or_(literal(end_user) == any_(table.end_users), table.end_users.is_(None)))
         async with transaction(self._engine, timeout_s=_TIMEOUT_S) as connection:
             return (await connection.execute(unwanted)).rowcount
 
@@ -47,4 +47,4 @@ def _of_request(request_id: UUID) -> ColumnElement[bool]:
         # Nothing was built upon it before it came.
         came = datetime.fromtimestamp((request_id.int >> 80) / 1000, UTC)
         unknown = and_(unknown, table.created_at >= came)
-    return or_(table.id == own, table.built_upon.contains([own]), unknown)
+    return or_(table.id == own, literal(own) == any_(table.built_upon), unknown)
