@@ -45,10 +45,10 @@ def admin_router(
     dead: DeadEvents,
     engine: AsyncEngine,
     body_timeout_s: float,
-    prompts: PromptAdministration | None = None,
-    caches: CacheAdministration | None = None,
+    prompts: PromptAdministration,
+    caches: CacheAdministration,
 ) -> Router:
-    """``engine``: for what is only read. ``prompts``, ``caches``: without them their doors are not there."""
+    """``engine``: for what is only read."""
     return Router(
         PREFIX,
         route_handlers=[
@@ -66,8 +66,8 @@ def admin_router(
             *dead_event_handlers(dead),
             *refusal_handlers(engine),
             *alert_handlers(engine),
-            *(prompt_handlers(prompts) if prompts is not None else ()),
-            *(cache_handlers(caches) if caches is not None else ()),
+            *prompt_handlers(prompts),
+            *cache_handlers(caches),
         ],
         guards=[gate(tenants, body_timeout_s=body_timeout_s)],
         request_max_body_size=MAX_BODY_BYTES,
