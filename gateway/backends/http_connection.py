@@ -7,6 +7,7 @@ given as far as the peer takes it, and keeps what comes until it is read.
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import Callable
 from typing import Final, NamedTuple, cast
 
@@ -50,6 +51,7 @@ class Connection(asyncio.Protocol):
         "_loop",
         "_lost",
         "_parser",
+        "_poll",
         "_reading_paused",
         "_released",
         "_reusable",
@@ -77,6 +79,7 @@ class Connection(asyncio.Protocol):
         self._lost = lost
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
+        self._poll = select.poll()
         self._answer: Answer | None = None
         self._before_head = False
         """Within an informational answer (1xx), which comes before the one that counts."""
@@ -90,6 +93,12 @@ class Connection(asyncio.Protocol):
     @property
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing has come that was not read yet, be it the connection's end: asks the kernel, for the event
+        loop may not have got round to it."""
+        return not self._poll.poll(0)
 
     def send(self, head: bytes, body: bytes) -> Answer:
         """Only on a fresh connection, and on one that was released."""
@@ -132,6 +141,10 @@ class Connection(asyncio.Protocol):
             if left <= 0:
                 self._loop.call_soon(self._send_on)
                 return
+            if not (self._reading_paused or self.quiet):
+                # It may be an answer before a reset, on which writing would fail: to be read first.
+                self._loop.call_soon(self._send_on)
+                return
             left -= WRITTEN_WITH_HEAD
             transport.write(unsent[:WRITTEN_WITH_HEAD])
             self._unsent = unsent[WRITTEN_WITH_HEAD:] if len(unsent) > WRITTEN_WITH_HEAD else None
@@ -157,6 +170,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         self._parser = parser = httptools.HttpResponseParser(self)
         # What servers get wrong, and cannot be misread.
         parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True)

@@ -41,7 +41,7 @@ class Pool:
         while idle:
             connection = idle.pop()
             if connection.usable:
-                if connection.idle_since > fresh:
+                if connection.idle_since > fresh and connection.quiet:
                     return connection
                 connection.abort()
         return None

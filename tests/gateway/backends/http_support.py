@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import socket
 import ssl
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -65,6 +67,49 @@ class RawServer:
             self.ended += 1
             self._talking.discard(task)
             writer.transport.abort() if writer.transport.is_closing() else writer.close()
+
+
+class Peer:
+    """A server of one connection in a thread of its own, which acts while the event loop stands still.
+
+    It reads a head and waits for its turn before each of ``acts``; after the last it closes, though it left something
+    unread.
+    """
+
+    def __init__(self, *acts: bytes) -> None:
+        self._acts = acts
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._turn, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def act(self) -> None:
+        """Blocks the event loop until what it did has come to this end."""
+        self._turn.release()
+        assert self._done.acquire(timeout=5.0)
+
+    def _serve(self) -> None:
+        connection, _ = self._listener.accept()
+        with self._listener, connection:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += connection.recv(1000)
+            for number, act in enumerate(self._acts):
+                if number:
+                    self._done.release()
+                self._turn.acquire()
+                connection.sendall(act)
+        self._done.release()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._turn.release(100)
+        with contextlib.suppress(OSError):
+            self._listener.close()
+        self._thread.join(5.0)
 
 
 def says(answer: bytes) -> Script:

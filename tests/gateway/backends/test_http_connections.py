@@ -13,7 +13,18 @@ from gateway.backends import http_pool
 from gateway.backends.decompression import PIECE
 from gateway.backends.faults import BackendFault
 from gateway.backends.transport import Transport
-from tests.gateway.backends.http_support import WHOLE, RawServer, answers, asked, gone, left_over, request, says, whole
+from tests.gateway.backends.http_support import (
+    WHOLE,
+    Peer,
+    RawServer,
+    answers,
+    asked,
+    gone,
+    left_over,
+    request,
+    says,
+    whole,
+)
 from tests.gateway.backends.relay_support import black_hole, eventually
 
 MakeServer = Callable[..., RawServer]
@@ -118,6 +129,23 @@ async def test_an_idle_connection_on_which_something_came(
         await eventually(lambda: open_connections(transport) == 0)
     await eventually(lambda: server.ended == 2)
     assert server.connections == 2
+
+
+@pytest.mark.parametrize("unasked", [(WHOLE.replace(b"ok", b"no"), b""), (b"",)], ids=["answer", "end"])
+async def test_what_came_on_an_idle_connection_and_was_not_seen_yet(
+    transport: Transport, unasked: tuple[bytes, ...]
+) -> None:
+    """It is no answer to the next request, nor is that one lost with a connection that was closed."""
+    with Peer(WHOLE, *unasked) as peer:
+        asking = asyncio.ensure_future(asked(transport, peer.url))
+        await asyncio.to_thread(peer.act)
+        assert await whole(await asking) == b"ok"
+        assert transport._pool is not None
+        ((origin, (idle,)),) = transport._pool._idle.items()
+        assert idle.quiet
+        peer.act()
+        assert transport._pool.take(origin) is None
+    await eventually(lambda: open_connections(transport) == 0)
 
 
 async def test_an_idle_connection_is_closed(

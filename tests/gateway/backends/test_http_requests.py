@@ -13,7 +13,7 @@ import pytest
 from gateway.backends.faults import BackendFault
 from gateway.backends.http_connection import WRITTEN_AT_ONCE, WRITTEN_WITH_HEAD, Connection
 from gateway.backends.transport import Transport
-from tests.gateway.backends.http_support import WHOLE, RawServer, asked, request, whole
+from tests.gateway.backends.http_support import WHOLE, Peer, RawServer, asked, request, whole
 from tests.gateway.backends.relay_support import eventually
 
 MakeServer = Callable[..., RawServer]
@@ -210,6 +210,18 @@ async def test_an_answer_is_read_though_the_backend_closed_on_what_it_did_not_re
     async with Transport() as transport:
         reply = await asked(transport, server.url, b"x" * 32 * 1024 * 1024)
         assert (reply.status, await whole(reply)) == (413, b"long")
+
+
+async def test_an_answer_that_has_come_is_read_before_more_is_written() -> None:
+    """Writing on a connection that was reset fails, and with it goes what was not read."""
+    with Peer(b"HTTP/1.1 413 Too Large\r\ncontent-length: 4\r\n\r\nlong") as peer:
+        async with Transport() as transport:
+            asking = asyncio.ensure_future(asked(transport, peer.url, b"x" * 8 * 1024 * 1024))
+            while transport._pool is None or not any(one._unsent for one in transport._pool._open):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            peer.act()
+            reply = await asking
+            assert (reply.status, await whole(reply)) == (413, b"long")
 
 
 async def test_an_answer_may_begin_while_the_body_is_sent(raw_server: MakeServer) -> None:
