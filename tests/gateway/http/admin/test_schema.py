@@ -78,6 +78,9 @@ def _drive_operation(
         for name in case.path_parameters or {}:
             if real and name in known:  # most cases get past the 404
                 case.path_parameters[name] = known[name]
+        for place in (case.query, case.body):
+            if real and isinstance(place, dict) and isinstance(place.get("tenant"), str):
+                place["tenant"] = known["tenant"]
         response = case.call(base_url=url, headers=headers)
         case.validate_response(response, checks=CHECKS)
 
