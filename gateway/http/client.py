@@ -169,7 +169,7 @@ class Client:
     async def answer(self, status: int, body: bytes, headers: Headers = (), *, media_type: str) -> None:
         """A whole answer."""
         peer = self.peer
-        if peer is not None and not self.started:
+        if peer is not None and not self.started and peer.hears(self._send):
             try:
                 if peer.answer(status, [("content-type", media_type), *headers], body):
                     self.started = self.finished = True

@@ -79,6 +79,11 @@ class Peer:
         if self._callback is not None:
             self._callback()
 
+    def hears(self, send: object) -> bool:
+        """Whether ``send`` is its own: with another around it, which may have something to add, all has to go by
+        that."""
+        return send == self._cycle.send
+
     def body(self) -> bytes | None:
         """The body, or what ``receive`` did not give of it yet. None: it has not come whole, and ``receive`` waits."""
         cycle = self._cycle

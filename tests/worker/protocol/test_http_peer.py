@@ -36,6 +36,8 @@ class Served:
         while more:
             message = await receive()
             body, more = body + message["body"], message["more_body"] and scope["path"] != "/impatient"
+        assert peer.hears(send)
+        assert not peer.hears(lambda message: send(message))
         headers = list(HEADERS)
         if scope["path"] == "/close":
             headers.append(("connection", "close"))
