@@ -29,6 +29,7 @@ from gateway.promptlog.log import PromptLog
 from gateway.promptlog.policy import PromptLogPolicy
 from gateway.promptlog.reader import Reader
 from gateway.promptlog.retention import Retention
+from gateway.promptlog.store import SCRIPTS
 from gateway.redaction import Redactor
 from gateway.redis_url import cache_url
 from gateway.secret_key import SecretKey
@@ -110,7 +111,7 @@ class MemoryRooms:
 
     def _client(self) -> RedisClient:
         assert self._url is not None
-        client = create_redis(self._url, timeout_s=TIMEOUT_S, name="penstock-prompts")
+        client = create_redis(self._url, timeout_s=TIMEOUT_S, scripts=SCRIPTS, name="penstock-prompts")
         self._clients.append(client)
         return client
 

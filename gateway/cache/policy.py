@@ -73,7 +73,7 @@ NO_CACHE: Final = CacheRules()
 
 
 def merge(wider: CachePolicy, narrower: CachePolicy) -> CachePolicy:
-    """The narrower scope's say, where it has one, within what the wider allows. NO_POLICY itself, if neither has one."""
+    """The narrower scope's say, where it has one, within what the wider allows. NO_POLICY itself, where neither has."""
     if wider == NO_POLICY == narrower:
         return NO_POLICY
     values = {

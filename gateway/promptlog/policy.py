@@ -29,7 +29,7 @@ class PromptLogPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     retention_days: Annotated[int, Meta(ge=1, le=3650)] = 30
     max_bytes: Annotated[int, Meta(ge=1, le=2**40)] = 256 * 1024 * 1024
     """What the tenant's log may take in Redis; the oldest entries go first."""
-    max_body_bytes: Annotated[int, Meta(ge=0, le=64 * 1024 * 1024)] = 1024 * 1024
+    max_body_bytes: Annotated[int, Meta(ge=0, le=16 * 1024 * 1024)] = 1024 * 1024
     """Longer bodies are cut, and the entry says so."""
     patterns: Annotated[tuple[CustomPattern, ...], Meta(max_length=MAX_PATTERNS)] = ()
 

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.cache.policy import NO_POLICY, CachePolicy
 from gateway.promptlog.policy import NO_LOG, PromptLogPolicy
+from gateway.redaction import compile_patterns
 from gateway.tenants.principal import BudgetPeriod, Metric, RateWindow, RedisLossPolicy, Subject
 from gateway.tenants.records import ConfigurationError, InvalidField, check_name, is_name
 
@@ -136,6 +137,10 @@ def check_settings(settings: TenantSettings) -> TenantSettings:
         _check_url(settings.webhook_url)
     check_policy("answer_cache", settings.answer_cache)
     check_policy("prompt_log", settings.prompt_log)
+    try:
+        compile_patterns(settings.prompt_log.patterns)
+    except ValueError as fault:
+        raise InvalidField("prompt_log", str(fault)) from fault
     return settings
 
 

@@ -62,7 +62,11 @@ async def test_a_routes_policy_is_read_with_it(engine: AsyncEngine) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [TenantChange(answer_cache=CachePolicy(ttl_s=0)), TenantChange(prompt_log=PromptLogPolicy(retention_days=0))],
+    [
+        TenantChange(answer_cache=CachePolicy(ttl_s=0)),
+        TenantChange(prompt_log=PromptLogPolicy(retention_days=0)),
+        TenantChange(prompt_log=PromptLogPolicy(patterns=(CustomPattern("open", r"(E-\d{6}"),))),
+    ],
 )
 async def test_what_cannot_be_is_refused_and_nothing_changes(engine: AsyncEngine, change: TenantChange) -> None:
     directory = Directory(engine, SystemClock())
