@@ -11,12 +11,12 @@ import msgspec
 from gateway.admission.ticket import Ticket
 from gateway.ask import Ask, Call
 from gateway.cache.found import Hit, Miss
-from gateway.cache.policy import NO_CACHE, NO_POLICY, CacheRules, RequestMode, rules_for
 from gateway.cache.question import Question
 from gateway.cache.service import AnswerCache
 from gateway.order import Plan
+from gateway.policies.answer_cache import NO_CACHE, NO_POLICY, CacheRules, RequestMode, rules_for
+from gateway.policies.prompt_log import NO_LOG, PromptLogPolicy
 from gateway.promptlog.log import PromptLog
-from gateway.promptlog.policy import NO_LOG, PromptLogPolicy
 from gateway.recording import Recording
 from gateway.routing.route import Endpoint, Route
 from gateway.tenants.principal import Principal

@@ -24,9 +24,9 @@ from gateway.datakeys.service import DataKeys
 from gateway.db.engine import transaction
 from gateway.db.tables import tenants
 from gateway.observability.metrics import Metrics
+from gateway.policies.prompt_log import PromptLogPolicy
 from gateway.promptlog.eraser import Erasable, Eraser
 from gateway.promptlog.log import PromptLog
-from gateway.promptlog.policy import PromptLogPolicy
 from gateway.promptlog.reader import Reader
 from gateway.promptlog.retention import Retention
 from gateway.promptlog.store import SCRIPTS

@@ -20,7 +20,6 @@ from gateway.backends.relay import Relay
 from gateway.billing.prices import PriceBook, Tariff
 from gateway.billing.usage import TokenUsage
 from gateway.cache.found import Hit, Miss
-from gateway.cache.policy import CacheRules
 from gateway.cached_answer import CachedAnswer, SharedAnswer
 from gateway.clock import Clock
 from gateway.db.engine import DatabaseUnavailable
@@ -30,6 +29,7 @@ from gateway.idempotency.service import Idempotency
 from gateway.memory import Memory
 from gateway.observability.observer import Observability, Observer
 from gateway.order import Plan, make_bound, make_order
+from gateway.policies.answer_cache import CacheRules
 from gateway.refusals import invalid_key, not_priced, out_of_scope, over_limit, unavailable
 from gateway.routing.route import Route
 from gateway.secret_key import SecretKey

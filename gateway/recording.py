@@ -11,8 +11,8 @@ from gateway.ask import Ask
 from gateway.assembly import Assembler, assembler, describe
 from gateway.billing.usage import TokenUsage, UsageEvent
 from gateway.cache.found import Miss
+from gateway.policies.prompt_log import PromptLogPolicy
 from gateway.promptlog.entry import Entry
-from gateway.promptlog.policy import PromptLogPolicy
 
 SPARE: Final = 64 * 1024
 """Bytes beyond what is kept of an answer that are put together of it: what is redacted may grow shorter."""

@@ -20,7 +20,7 @@ PURE_ENGINE += ["fairness", "compute_cost", "deadlines"]
 # room -> rooms of the gateway that it may import (itself, and the plain modules beside them, always).
 GATEWAY_ROOMS = {
     "db": set(),
-    "tenants": {"db", "routing", "billing"},
+    "tenants": {"db", "routing", "billing", "redaction"},
     "billing": {"db", "tenants", "admission"},
     "admission": {"tenants", "billing"},
     "routing": {"db", "tenants"},
@@ -35,21 +35,29 @@ GATEWAY_ROOMS = {
     "ask": {"tenants"},
     "refusals": {"admission", "billing"},
     "order": {"ask", "tenants", "admission", "billing", "routing", "backends", "tokens"},
-    "answer": {"ask", "order", "admission", "billing", "backends", "observability"},
-    "pipeline": {"ask", "refusals", "order", "answer", "observability"}
+    "recording": {"ask", "assembly", "billing", "cache", "promptlog"},
+    "answer": {"ask", "order", "recording", "admission", "billing", "backends", "observability"},
+    "cached_answer": {"ask", "order", "recording", "admission", "assembly", "billing", "cache", "observability"},
+    "memory": {"ask", "order", "recording", "admission", "cache", "promptlog", "routing", "tenants"},
+    "memory_rooms": {"admission", "assembly", "cache", "datakeys", "db", "observability", "promptlog", "redaction"},
+    "administration": {"admission", "cache", "db", "promptlog", "tenants"},
+    "pipeline": {"ask", "refusals", "order", "answer", "cached_answer", "memory", "cache", "observability"}
     | {"tenants", "admission", "billing", "routing", "tokens", "backends", "idempotency", "db"},
     "datakeys": {"db"},
-    "cache": {"admission", "ask", "billing", "datakeys", "db"},
+    "cache": {"admission", "ask", "backends", "billing", "datakeys", "db"},
     "promptlog": {"admission", "datakeys", "db"},
     "responses": {"ask", "translation", "db", "tenants"},
     "http": {"pipeline", "ask", "answer", "translation", "responses", "observability"}
+    | {"administration", "cache", "datakeys", "promptlog"}
     | {"tenants", "billing", "routing", "backends", "tokens", "admission", "db"},
     "local": {"cli", "tenants", "billing", "db", "admission", "routing"},
-    "cli": {"app", "http", "local", "backends", "tenants", "billing", "db", "admission", "routing", "verify"},
+    "cli": {"app", "http", "local", "backends", "tenants", "billing", "db", "admission", "routing", "verify"}
+    | {"administration", "assembly", "cache", "datakeys", "idempotency", "promptlog", "responses"},
     "app": {"http", "pipeline", "responses", "observability"}
+    | {"administration", "cache", "memory", "memory_rooms", "promptlog"}
     | {"tenants", "admission", "billing", "routing", "tokens", "backends", "idempotency", "db"},
 }
-PLAIN_MODULES = {"settings", "clock", "ids", "telemetry", "redis_url", "secret_key", "answerable", "apis", "long_work"}
+PLAIN_MODULES = {"policies", "settings", "clock", "ids", "telemetry", "redis_url", "secret_key", "answerable", "apis", "long_work"}
 
 
 def imports_of(path: Path) -> Iterator[str]:

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.apis import Api
 from gateway.cache.parts import Facts
-from gateway.cache.policy import CacheRules
+from gateway.policies.answer_cache import CacheRules
 
 _TIED: Final = ("previous_response_id", "conversation", "background")
 """Fields by which a response is more than an answer to what stands in its request."""

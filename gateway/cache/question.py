@@ -17,7 +17,7 @@ from gateway.ask import Body
 from gateway.cache.keepable import why_not_asked
 from gateway.cache.last_turn import user_texts, without_last_text
 from gateway.cache.parts import Guards
-from gateway.cache.policy import CacheRules
+from gateway.policies.answer_cache import CacheRules
 from gateway.secret_key import SecretKey
 
 MAX_TEXT: Final = 1000

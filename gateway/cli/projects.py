@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from gateway.cache.policy import CachePolicy
 from gateway.cli.policy_values import GivenPolicy, policy_option, policy_text
 from gateway.cli.session import Session, run
 from gateway.cli.values import all_pages, echo_table, show_time
+from gateway.policies.answer_cache import CachePolicy
 from gateway.tenants.records import ProjectRecord
 
 _TENANT = click.option("--tenant", required=True, help="Whose project it is.")

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from gateway.cache.policy import NO_POLICY, CachePolicy
 from gateway.cli.policy_values import GivenPolicy, policy_option
 from gateway.cli.session import Session, run
 from gateway.cli.target_values import GivenTarget, TargetType, target_text
 from gateway.cli.values import all_pages, echo_table, printable
+from gateway.policies.answer_cache import NO_POLICY, CachePolicy
 from gateway.routing.registry import Registry, RegistryUnavailable
 from gateway.routing.route import DEFAULT_OUTPUT_TOKENS, DEFAULT_TIMEOUT_S, Route, new_route
 from gateway.settings import load_settings

@@ -12,11 +12,11 @@ import click
 import msgspec
 
 from gateway.billing.usage import usd_text
-from gateway.cache.policy import NO_POLICY, CachePolicy
 from gateway.cli.policy_values import GivenPolicy, policy_option
 from gateway.cli.session import Session, run
 from gateway.cli.values import UNLIMITED, LimitType, PercentType, Unlimited, UsdType, all_pages, echo_table, show_time
-from gateway.promptlog.policy import NO_LOG, PromptLogPolicy
+from gateway.policies.answer_cache import NO_POLICY, CachePolicy
+from gateway.policies.prompt_log import NO_LOG, PromptLogPolicy
 from gateway.tenants.principal import BudgetPeriod, Metric, RateWindow
 from gateway.tenants.records import LimitRecord, TenantRecord
 from gateway.tenants.specs import PERIODS, LimitSpec, TenantChange, TenantSettings

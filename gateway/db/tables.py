@@ -66,7 +66,7 @@ tenants = Table(
     Column("webhook_secret", LargeBinary),
     _timestamp("archived_at", nullable=True),
     Column("version", BigInteger, nullable=False, server_default=text("1")),
-    # What differs from the usual in gateway.cache.policy and gateway.promptlog.policy.
+    # What differs from the usual in gateway.policies.answer_cache and gateway.policies.prompt_log.
     Column("answer_cache", JSONB, nullable=False, server_default=text("'{}'")),
     Column("prompt_log", JSONB, nullable=False, server_default=text("'{}'")),
     CheckConstraint("redis_loss IN ('fail_closed', 'fail_open')", name="redis_loss"),

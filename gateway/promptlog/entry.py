@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from gateway.apis import Api
-from gateway.promptlog.policy import Level
+from gateway.policies.prompt_log import Level
 
 MAX_COMMENT: Final = 2000
 """Characters."""

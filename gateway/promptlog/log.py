@@ -16,8 +16,8 @@ from gateway.admission.redis import RedisClient, RedisUnavailable
 from gateway.clock import Clock
 from gateway.datakeys.data_key import DataKey
 from gateway.datakeys.service import DataKeys
+from gateway.policies.prompt_log import PromptLogPolicy
 from gateway.promptlog.entry import Entry
-from gateway.promptlog.policy import PromptLogPolicy
 from gateway.promptlog.sealing import LOOP_BYTES, MakeRedactor, NotRedacted, Packed, pack, remembered, shortened
 from gateway.promptlog.store import LATEST, Store
 from gateway.telemetry import Sampler

@@ -12,7 +12,7 @@ import structlog
 
 from gateway.admission.redis import RedisClient, RedisUnavailable
 from gateway.db.engine import DatabaseUnavailable
-from gateway.promptlog.policy import PromptLogPolicy
+from gateway.policies.prompt_log import PromptLogPolicy
 from gateway.promptlog.store import Store
 
 INTERVAL_S: Final = 60.0

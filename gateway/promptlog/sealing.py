@@ -12,8 +12,8 @@ import msgspec
 from backports import zstd
 
 from gateway.datakeys.data_key import DataKey
+from gateway.policies.prompt_log import CustomPattern, PromptLogPolicy
 from gateway.promptlog.entry import Entry, Facts, Feedback, Kept
-from gateway.promptlog.policy import CustomPattern, PromptLogPolicy
 from gateway.secret_key import SealBroken
 
 MARGIN: Final = 16 * 1024

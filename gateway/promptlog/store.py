@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from gateway.admission.redis import Argument, RedisClient, RedisError, RedisUnavailable, Script
-from gateway.promptlog.policy import PromptLogPolicy
+from gateway.policies.prompt_log import PromptLogPolicy
 from gateway.promptlog.sealing import Packed
 
 TENANTS: Final = "pl:tenants"

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from gateway.apis import SERVED_BY, Api, Family
-from gateway.cache.policy import NO_POLICY, CachePolicy
+from gateway.policies.answer_cache import NO_POLICY, CachePolicy
 
 UnpricedPolicy = Literal["refuse", "serve"]
 DEFAULT_OUTPUT_TOKENS = 512

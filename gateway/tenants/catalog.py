@@ -13,11 +13,11 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.cache.policy import NO_POLICY, CachePolicy, merge
 from gateway.clock import Clock
 from gateway.db.cached import CachedCopy
 from gateway.db.engine import transaction
 from gateway.db.tables import backends, pools, route_targets, routes
+from gateway.policies.answer_cache import NO_POLICY, CachePolicy, merge
 from gateway.routing.route import Route, Target, UnpricedPolicy
 from gateway.tenants.audit import Actor, audit
 from gateway.tenants.changes import columns, read_policy

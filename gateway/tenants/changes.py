@@ -13,11 +13,11 @@ import structlog
 from sqlalchemy import ColumnElement, Row, Table, false, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.cache.policy import CachePolicy
 from gateway.clock import Clock
 from gateway.db.engine import transaction
 from gateway.db.tables import tenants
-from gateway.promptlog.policy import PromptLogPolicy
+from gateway.policies.answer_cache import CachePolicy
+from gateway.policies.prompt_log import PromptLogPolicy
 from gateway.secret_key import SecretKey
 from gateway.tenants.audit import Actor, audit
 from gateway.tenants.records import (

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.billing.price_spec import RATES, Basis, PriceSpec, checked, parse_rate
-from gateway.cache.policy import CachePolicy
-from gateway.promptlog.policy import PromptLogPolicy
+from gateway.policies.answer_cache import CachePolicy
+from gateway.policies.prompt_log import PromptLogPolicy
 from gateway.routing.route import Target, UnpricedPolicy
 from gateway.tenants.fleet_steps import at
 from gateway.tenants.limit_amount import required_amount

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
-from gateway.cache.policy import NO_POLICY, CachePolicy
-from gateway.promptlog.policy import NO_LOG, PromptLogPolicy
+from gateway.policies.answer_cache import NO_POLICY, CachePolicy
+from gateway.policies.prompt_log import NO_LOG, PromptLogPolicy
 
 BudgetPeriod = Literal["day", "week", "month", "total"]
 Subject = Literal["tenant", "project", "key", "end_user", "model"]

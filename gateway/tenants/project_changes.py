@@ -10,10 +10,10 @@ from sqlalchemy import Row, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.cache.policy import CachePolicy
 from gateway.db.engine import transaction
 from gateway.db.tables import projects
 from gateway.ids import uuid7
+from gateway.policies.answer_cache import CachePolicy
 from gateway.tenants.audit import Actor
 from gateway.tenants.changes import Change, Changes, check_version, columns, find_tenant, named, read_policy
 from gateway.tenants.records import (

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
-from gateway.cache.policy import NO_POLICY, CachePolicy
-from gateway.promptlog.policy import NO_LOG, PromptLogPolicy
+from gateway.policies.answer_cache import NO_POLICY, CachePolicy
+from gateway.policies.prompt_log import NO_LOG, PromptLogPolicy
 from gateway.tenants.principal import AdminRole, BudgetPeriod, Metric, RateWindow, RedisLossPolicy, Subject
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:-]*(?:/[A-Za-z0-9_:-][A-Za-z0-9._:-]*)*"

@@ -11,11 +11,11 @@ from sqlalchemy import BindParameter, Row, Select, Text, and_, bindparam, cast, 
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.cache.policy import CachePolicy, merge
 from gateway.clock import Clock
 from gateway.db.engine import transaction
 from gateway.db.tables import api_keys, limits, projects, tenants
-from gateway.promptlog.policy import PromptLogPolicy
+from gateway.policies.answer_cache import CachePolicy, merge
+from gateway.policies.prompt_log import PromptLogPolicy
 from gateway.tenants.key_cache import KeyCache, StoredKey
 from gateway.tenants.keys import Known, matches_either
 from gateway.tenants.principal import (

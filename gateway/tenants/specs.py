@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.cache.policy import NO_POLICY, CachePolicy
-from gateway.promptlog.policy import NO_LOG, PromptLogPolicy
+from gateway.policies.answer_cache import NO_POLICY, CachePolicy
+from gateway.policies.prompt_log import NO_LOG, PromptLogPolicy
 from gateway.redaction import compile_patterns
 from gateway.tenants.principal import BudgetPeriod, Metric, RateWindow, RedisLossPolicy, Subject
 from gateway.tenants.records import ConfigurationError, InvalidField, check_name, is_name

@@ -14,7 +14,6 @@ from litestar.openapi.spec import Example
 from litestar.params import JSONBody, PathParameter
 from msgspec import UNSET, UnsetType
 
-from gateway.cache.policy import CachePolicy
 from gateway.http.admin.gate import AnyRequest, actor_of
 from gateway.http.admin.resource import (
     After,
@@ -32,6 +31,7 @@ from gateway.http.admin.resource import (
     page_of,
     single,
 )
+from gateway.policies.answer_cache import CachePolicy
 from gateway.tenants.directory import Directory
 from gateway.tenants.records import ProjectRecord
 

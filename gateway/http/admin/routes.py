@@ -12,7 +12,6 @@ from litestar.openapi.spec import Example
 from litestar.params import JSONBody, PathParameter
 from msgspec import UNSET, Meta, UnsetType
 
-from gateway.cache.policy import NO_POLICY, CachePolicy
 from gateway.http.admin.gate import AnyRequest, actor_of
 from gateway.http.admin.resource import (
     After,
@@ -28,6 +27,7 @@ from gateway.http.admin.resource import (
     page_of,
     single,
 )
+from gateway.policies.answer_cache import NO_POLICY, CachePolicy
 from gateway.routing.route import DEFAULT_TIMEOUT_S, Route, Target, UnpricedPolicy, new_route
 from gateway.tenants.catalog import MAX_PRIORITY, MAX_TARGETS, MAX_WEIGHT, Catalog, RouteChange
 from gateway.tenants.principal import LONGEST_REQUEST_S

@@ -13,7 +13,6 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import JSONBody
 from msgspec import UNSET, Meta, UnsetType
 
-from gateway.cache.policy import NO_POLICY, CachePolicy
 from gateway.http.admin.gate import AnyRequest, actor_of
 from gateway.http.admin.resource import (
     After,
@@ -31,7 +30,8 @@ from gateway.http.admin.resource import (
     page_of,
     single,
 )
-from gateway.promptlog.policy import NO_LOG, PromptLogPolicy
+from gateway.policies.answer_cache import NO_POLICY, CachePolicy
+from gateway.policies.prompt_log import NO_LOG, PromptLogPolicy
 from gateway.tenants.directory import Directory
 from gateway.tenants.principal import RedisLossPolicy
 from gateway.tenants.records import TenantRecord

@@ -19,10 +19,10 @@ import msgspec
 from gateway.assembly import AnswerFacts, describe
 from gateway.billing.usage import TokenUsage
 from gateway.cache.found import Hit, Miss
-from gateway.cache.policy import CacheRules
 from gateway.cache.question import Question
 from gateway.cache.service import AnswerCache
 from gateway.datakeys.data_key import KEY_BYTES, DataKey
+from gateway.policies.answer_cache import CacheRules
 from gateway.secret_key import SecretKey
 
 SECRET = SecretKey("secret-key-of-the-tests-of-this-room")

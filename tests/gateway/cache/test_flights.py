@@ -8,8 +8,8 @@ import pytest
 
 from gateway.cache.flights import LONGEST_S, Flights
 from gateway.cache.found import Hit, Miss
-from gateway.cache.policy import CacheRules
 from gateway.cache.question import Question
+from gateway.policies.answer_cache import CacheRules
 from tests.gateway.cache.support import EXACT, SEMANTIC, Room, SetClock, changed, chat, keep, question, room
 
 TOGETHER = changed(EXACT, single_flight=True)

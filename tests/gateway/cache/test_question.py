@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.apis import Api
-from gateway.cache.policy import CacheRules
 from gateway.cache.question import MAX_TEXT, Meaning, Question, meaning_of, read_question, speaks_of_now
+from gateway.policies.answer_cache import CacheRules
 from gateway.redis_url import asyncio_client
 from tests.gateway.cache.support import EXACT, SECRET, SEMANTIC, NumberGuards, body, changed, chat, question, room
 

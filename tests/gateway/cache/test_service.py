@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from gateway.cache.agreement import Agreement
 from gateway.cache.found import Hit, Miss
-from gateway.cache.policy import CacheRules
+from gateway.policies.answer_cache import CacheRules
 from gateway.redis_url import asyncio_client
 from tests.gateway.cache.support import (
     EXACT,

@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 
-from gateway.cache.policy import CachePolicy
-from gateway.promptlog.policy import PromptLogPolicy
+from gateway.policies.answer_cache import CachePolicy
+from gateway.policies.prompt_log import PromptLogPolicy
 from gateway.tenants.specs import TenantChange
 from tests.gateway.conftest import chunk_event, whole_event
 from tests.gateway.tenants.support import ACTOR

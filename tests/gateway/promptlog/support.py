@@ -19,9 +19,9 @@ from gateway.clock import Clock, SystemClock
 from gateway.datakeys.master_keys import MasterKeys
 from gateway.datakeys.service import DataKeys
 from gateway.ids import uuid7
+from gateway.policies.prompt_log import CustomPattern, PromptLogPolicy
 from gateway.promptlog.entry import Entry
 from gateway.promptlog.log import PromptLog
-from gateway.promptlog.policy import CustomPattern, PromptLogPolicy
 from gateway.promptlog.reader import Reader
 from gateway.promptlog.store import Store
 from tests.gateway.datakeys.support import MASTER_KEYS

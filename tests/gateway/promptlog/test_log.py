@@ -18,9 +18,9 @@ from structlog.testing import capture_logs
 from gateway.datakeys import rows
 from gateway.db.engine import transaction
 from gateway.local.services import EmbeddedRedis
+from gateway.policies.prompt_log import PromptLogPolicy
 from gateway.promptlog import log as log_module
 from gateway.promptlog import sealing
-from gateway.promptlog.policy import PromptLogPolicy
 from tests.gateway.promptlog.support import ANN, FULL, REDACTED, Rig, account, entry, names
 from tests.gateway.promptlog.support import rig as make_rig
 

@@ -12,10 +12,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.datakeys.master_keys import MasterKeys
 from gateway.ids import uuid7
+from gateway.policies.prompt_log import PromptLogPolicy
 from gateway.promptlog import reader as reader_module
 from gateway.promptlog.entry import NotReplayable
 from gateway.promptlog.filters import NO_FILTERS, BadCursor, Filters
-from gateway.promptlog.policy import PromptLogPolicy
 from gateway.promptlog.reader import Page, Reader
 from tests.gateway.datakeys.support import NEW, OLD
 from tests.gateway.promptlog.support import ANN, BOB, FULL, METADATA, REDACTED, Rig, answer, body, entry

@@ -14,8 +14,8 @@ import pytest
 
 from gateway.admission.redis import create_redis
 from gateway.db.engine import DatabaseUnavailable
+from gateway.policies.prompt_log import PromptLogPolicy
 from gateway.promptlog import store as store_module
-from gateway.promptlog.policy import PromptLogPolicy
 from gateway.promptlog.retention import Retention
 from gateway.promptlog.store import SLACK, TENANTS
 from tests.gateway.promptlog.support import FULL, Rig, account, entry, hash_of, names

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.datakeys.data_key import DataKey
+from gateway.policies.prompt_log import CustomPattern, PromptLogPolicy
 from gateway.promptlog import sealing
 from gateway.promptlog.entry import Entry, Kept
-from gateway.promptlog.policy import CustomPattern, PromptLogPolicy
 from gateway.promptlog.sealing import NotRedacted, Packed, Unreadable, pack, shortened, unpack_body, unpack_metadata
 from gateway.redaction import Redactor
 from tests.gateway.promptlog.support import FULL, METADATA, REDACTED, Digits, entry

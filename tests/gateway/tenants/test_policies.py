@@ -6,11 +6,11 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.cache.policy import NO_POLICY, CachePolicy
 from gateway.clock import SystemClock
 from gateway.db.engine import transaction
 from gateway.db.tables import audit_log
-from gateway.promptlog.policy import NO_LOG, CustomPattern, PromptLogPolicy
+from gateway.policies.answer_cache import NO_POLICY, CachePolicy
+from gateway.policies.prompt_log import NO_LOG, CustomPattern, PromptLogPolicy
 from gateway.routing.route import new_route
 from gateway.tenants.catalog import Catalog, RouteChange
 from gateway.tenants.directory import Directory

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.cache.policy import NO_CACHE, NO_POLICY, CachePolicy, CacheRules, merge, rules_for
+from gateway.policies.answer_cache import NO_CACHE, NO_POLICY, CachePolicy, CacheRules, merge, rules_for
 
 
 def test_nothing_is_kept_unless_some_scope_opts_in() -> None:
