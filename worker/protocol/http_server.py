@@ -138,8 +138,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._refuse(400, msg)
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer what cannot be read, and close. Not into the answer to a request that still runs."""
+        """Answer what cannot be read, and close. Not into the answer to a request that still runs, unless it is that
+        one's body which cannot be read, and its answer has not begun."""
         self._fruitless = 0
+        running = self._running
+        if self._busy and running is self.cycle and running.more_body and not running.response_started:
+            self._disconnect()
+            running.response_complete = True
         if not (self._busy or self.transport.is_closing()):
             self.transport.write(
                 b"%scontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"

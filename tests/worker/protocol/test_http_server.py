@@ -360,3 +360,34 @@ def test_the_last_answer_is_read_though_more_was_sent(served: Served) -> None:
         answered = read_all(connection)
     assert answered.endswith(b"\r\n\r\nno")
     assert served.requests() == []
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        (b"Transfer-Encoding: identity", b""),
+        (b"Transfer-Encoding: chunked", b"2\r\nok\r\nzz\r\n"),
+        (b"Transfer-Encoding: chunked", b"2\nok"),
+        (b"Expect: 100-continue\r\nTransfer-Encoding: chunked", b"zz\r\n"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_refused(served: Served, head: bytes, body: bytes) -> None:
+    for apart in (False, True):
+        with served.connect() as connection:
+            connection.sendall(b"POST /a HTTP/1.1\r\nHost: a\r\n" + head + b"\r\n\r\n" + (b"" if apart else body))
+            if apart:
+                time.sleep(0.02)
+                connection.sendall(body)
+            answered = read_all(connection).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert answered.startswith(b"HTTP/1.1 400 ")
+        assert answered.count(b"HTTP/1.1") == 1
+    assert served.requests() == []
+
+
+def test_a_request_that_runs_is_not_answered_by_what_follows_it(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(b"".join(post("/wait", b"1")))
+        assert served.seen.get(timeout=LIMIT_S) == ("POST", "/wait", b"1")
+        connection.sendall(b"\0")
+        assert read_all(connection) == b""
+    assert served.hung_up.wait(LIMIT_S)
