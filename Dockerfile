@@ -17,8 +17,9 @@ COPY migrations migrations
 
 # The gateway needs no torch. Its dependencies are pinned with hashes (`make lock` renews them).
 FROM build AS gateway-build
-COPY deploy/gateway.lock deploy/
+COPY deploy/gateway.lock deploy/tokenizer.lock deploy/
 RUN uv pip install --no-cache --python /opt/penstock/bin/python --require-hashes -r deploy/gateway.lock \
+ && uv pip install --no-cache --python /opt/penstock/bin/python --no-deps --require-hashes -r deploy/tokenizer.lock \
  && uv pip install --no-cache --python /opt/penstock/bin/python --no-deps .
 
 FROM base AS gateway

@@ -63,7 +63,7 @@ real-servers: ## Install real model servers for tests/real_servers (SERVERS="tra
 lock: ## Renew the pinned, hashed dependencies of the gateway's image
 	@$(INSTALL) worker local dev
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	  --custom-compile-command "make lock" --extra otel pyproject.toml -o deploy/gateway.lock
+	  --custom-compile-command "make lock" --extra otel --extra cache pyproject.toml -o deploy/gateway.lock
 
 clean: ## Remove .venv and caches; .penstock (your data) stays
 	rm -rf .venv .install.lock .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info
