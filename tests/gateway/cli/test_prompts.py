@@ -20,9 +20,9 @@ from gateway.cache.store import BODY, ORIGIN, Put, Store
 from gateway.clock import SystemClock
 from gateway.datakeys.master_keys import MasterKeys
 from gateway.datakeys.service import DataKeys
+from gateway.policies.prompt_log import PromptLogPolicy
 from gateway.promptlog.entry import Entry
 from gateway.promptlog.log import PromptLog
-from gateway.promptlog.policy import PromptLogPolicy
 from gateway.secret_key import SecretKey
 from gateway.tenants.directory import Directory
 from gateway.tenants.end_users import end_user_hash

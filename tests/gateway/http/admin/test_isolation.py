@@ -14,7 +14,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
 from gateway.app import create_app
-from gateway.promptlog.policy import PromptLogPolicy
+from gateway.policies.prompt_log import PromptLogPolicy
 from gateway.redis_url import ClusterAddress, parse_redis_url
 from gateway.tenants.specs import TenantChange
 from tests.gateway.http.admin.support import client_of, made
