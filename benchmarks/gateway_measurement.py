@@ -1,9 +1,10 @@
 """What the gateway adds to a request: ``python benchmarks/gateway.py [--check] [--json] [--quick]``.
 
 One gateway process with keys, limits, a budget and the ledger on (real Postgres, real Redis), in front of a mock
-backend that answers at once; beside it in the same run a bare pass-through of Litestar and aiohttp, and Portkey's
-gateway and LiteLLM's proxy where ``make bench-peers`` installed them. Load and mock run on one core, what is measured
-on another.
+backend that answers at once: without prompt log and answer cache (`penstock`), with the log, redacted (`+log`), with
+every answer kept, too (`+keep`), and with every answer found (`+hits`). Beside it in the same run a bare pass-through
+of Litestar and aiohttp, and Portkey's gateway and LiteLLM's proxy where ``make bench-peers`` installed them. Load and
+mock run on one core, what is measured on another.
 
 - whole answers at 1, 16 and 64 at a time: latency above that of the mock alone, CPU time of the process a request;
 - streams of 32 events at 16 at a time: CPU time;
@@ -47,7 +48,7 @@ from gateway_targets import (
 CONCURRENT: Final = (1, 16, 64)
 ROUNDS: Final = 3
 STREAMS: Final = 1000
-SIDES: Final[tuple[Callable[[Path, int], AbstractContextManager[Target]], ...]] = (
+SIDES: Final[tuple[Callable[[Path, int], AbstractContextManager[list[Target]]], ...]] = (
     passthrough,
     penstock,
     portkey,
@@ -257,13 +258,13 @@ def misses(rows: Sequence[Row], streams: Streams | None, slow: SlowReader | None
 
 def show(rows: Sequence[Row], streams: Streams | None, slow: SlowReader | None) -> None:
     columns = f"{'kind':<7} {'at once':>7} {'added p50 ms':>13} {'p99 ms':>8} {'CPU ms':>7} {'req/s':>8} failed"
-    print(f"{'target':<12} {columns}")
+    print(f"{'target':<14} {columns}")
     for row in sorted(rows, key=lambda row: (row.kind, row.concurrent)):
         added = "-" if row.added_p50_ms is None else f"{row.added_p50_ms:.2f}"
         cpu = "-" if row.cpu_ms is None else f"{row.cpu_ms:.2f}"
         p99 = "-" if row.p99_ms is None else f"{row.p99_ms:.2f}"
         print(
-            f"{row.target:<12} {row.kind:<7} {row.concurrent:>7} {added:>13} {p99:>8} {cpu:>7} "
+            f"{row.target:<14} {row.kind:<7} {row.concurrent:>7} {added:>13} {p99:>8} {cpu:>7} "
             f"{row.requests_per_s:>8.0f} {row.failed:>6}"
         )
     if streams is not None:
@@ -296,7 +297,7 @@ async def run(options: argparse.Namespace, folder: Path) -> tuple[list[Row], Str
             if options.only and side.__name__ not in options.only.split(","):
                 continue
             try:
-                targets.append(stack.enter_context(side(folder, backend)))
+                targets += stack.enter_context(side(folder, backend))
             except NotInstalled:
                 note(f"{side.__name__} is not installed: `make bench-peers` installs it")
         rows = await requests(targets, Target("direct", Ask(backend, "m")), 1.0 if options.quick else 3.0)

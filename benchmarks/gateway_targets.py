@@ -41,8 +41,11 @@ brand = "generic"
 base_url = "{url}"
 context_length = 8192
 {routes}
+"""
+_TENANT: Final = """
 [[tenants]]
-name = "bench"
+name = "{name}"
+{policies}
 limits = [
     {{ metric = "requests", window = "minute", amount = 100000000 }},
     {{ metric = "tokens", window = "minute", amount = 100000000000 }},
@@ -50,6 +53,16 @@ limits = [
     {{ metric = "budget", window = "month", amount_usd = "1000000" }},
 ]
 """
+_LOG: Final = 'prompt_log = { level = "redacted" }'
+_CACHE: Final = 'answer_cache = { mode = "exact", sampled = true }'
+_TENANTS: Final = {
+    "penstock": ("", ()),
+    "penstock+log": (_LOG, ()),
+    # Each answer is kept, and none is answered by what was kept.
+    "penstock+keep": (f"{_LOG}\n{_CACHE}", (("x-penstock-cache", "refresh"),)),
+    "penstock+hits": (f"{_LOG}\n{_CACHE}", ()),
+}
+"""By what they are called in the table: what the tenant wants of prompt log and answer cache, and headers."""
 _ROUTE: Final = """
 [[routes]]
 name = "{name}"
@@ -120,18 +133,19 @@ def mock(folder: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def passthrough(folder: Path, backend: int) -> Iterator[Target]:
+def passthrough(folder: Path, backend: int) -> Iterator[list[Target]]:
     port, log = free_port(), folder / "passthrough.log"
     command = [sys.executable, HERE / "gateway_passthrough.py", str(port), f"http://127.0.0.1:{backend}"]
     with running(command, core=TARGET_CORE, log=log) as process:
         ask = Ask(port, "m")
         await_answer(ask, log)
-        yield Target("passthrough", ask, process)
+        yield [Target("passthrough", ask, process)]
 
 
 @contextlib.contextmanager
-def penstock(folder: Path, backend: int) -> Iterator[Target]:
-    """One gateway process: keys, limits, a budget, prices and the ledger in a real Postgres and a real Redis."""
+def penstock(folder: Path, backend: int) -> Iterator[list[Target]]:
+    """One gateway process: keys, limits, a budget, prices and the ledger in a real Postgres and a real Redis; without
+    prompt log and answer cache, and with them."""
     postgres, redis = EmbeddedPostgres(folder / "postgres"), EmbeddedRedis(folder / "redis")
     port, log = free_port(), folder / "penstock.log"
     with contextlib.ExitStack() as stack:
@@ -154,19 +168,27 @@ def penstock(folder: Path, backend: int) -> Iterator[Target]:
         command("migrate")
         routes = "".join(_ROUTE.format(name=name) for name in ("m", PACED, "endless"))
         fleet = folder / "fleet.toml"
-        fleet.write_text(_FLEET.format(url=f"http://127.0.0.1:{backend}/v1", routes=routes))
+        tenants = {name: name.replace("+", "-") for name in _TENANTS}
+        fleet.write_text(
+            _FLEET.format(url=f"http://127.0.0.1:{backend}/v1", routes=routes)
+            + "".join(_TENANT.format(name=tenants[name], policies=policies) for name, (policies, _) in _TENANTS.items())
+        )
         command("apply", "--file", fleet, "--yes")
-        key = command("key", "create", "--tenant", "bench").split()[-1]
+        keys = {name: command("key", "create", "--tenant", tenant).split()[-1] for name, tenant in tenants.items()}
         process = stack.enter_context(
             running([penstock_program, "serve"], core=TARGET_CORE, log=log, cwd=folder, env=env)
         )
-        ask = Ask(port, "m", key)
-        await_answer(ask, log)
-        yield Target("penstock", ask, process)
+        targets = [
+            Target(name, Ask(port, "m", keys[name], headers=headers), process)
+            for name, (_, headers) in _TENANTS.items()
+        ]
+        for target in targets:
+            await_answer(target.ask, log)
+        yield targets
 
 
 @contextlib.contextmanager
-def portkey(folder: Path, backend: int) -> Iterator[Target]:
+def portkey(folder: Path, backend: int) -> Iterator[list[Target]]:
     """Raises NotInstalled."""
     program = PEERS / "portkey" / "node_modules" / "@portkey-ai" / "gateway" / "build" / "start-server.js"
     if not program.exists():
@@ -178,11 +200,11 @@ def portkey(folder: Path, backend: int) -> Iterator[Target]:
     with running(command, core=TARGET_CORE, log=log, cwd=program.parent, env=env) as process:
         ask = Ask(port, "m", "sk-of-no-use", headers=headers)
         await_answer(ask, log)
-        yield Target("portkey", ask, process)
+        yield [Target("portkey", ask, process)]
 
 
 @contextlib.contextmanager
-def litellm(folder: Path, backend: int) -> Iterator[Target]:
+def litellm(folder: Path, backend: int) -> Iterator[list[Target]]:
     """With a master key and no database. Raises NotInstalled."""
     program = PEERS / "litellm" / "bin" / "litellm"
     if not program.exists():
@@ -197,7 +219,7 @@ def litellm(folder: Path, backend: int) -> Iterator[Target]:
     with running(command, core=TARGET_CORE, log=log, cwd=folder) as process:
         ask = Ask(port, "m", key)
         await_answer(ask, log)
-        yield Target("litellm", ask, process)
+        yield [Target("litellm", ask, process)]
 
 
 def await_answer(ask: Ask, log: Path) -> None:
