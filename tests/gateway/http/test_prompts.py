@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.admission.redis import create_redis
+from gateway.clock import SystemClock
+from gateway.datakeys.master_keys import MasterKeys
+from gateway.datakeys.service import DataKeys
 from gateway.ids import uuid7
 from gateway.promptlog.entry import Entry
+from gateway.promptlog.log import PromptLog
 from gateway.redis_url import ClusterAddress, parse_redis_url
 from tests.gateway.db.support import opened
 from tests.gateway.http.prompt_support import Door, end_user_of, prompt_door
-from tests.gateway.promptlog.support import METADATA, entry
+from tests.gateway.promptlog.support import FULL, METADATA, Digits, entry
+from tests.gateway.tenants.support import ACTOR
 
 PATH = "/v1/prompts"
 READING = (PATH, f"{PATH}/search?text=x", f"{PATH}/export", f"{PATH}/{uuid4()}")
@@ -163,19 +171,28 @@ async def test_who_may_read_and_who_may_say_what_it_was_worth(door: Door) -> Non
     assert (feedback["score"], feedback["comment"]) == (0, "so so")
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b'{"score": 1.5}', b'{"score": "1"}', b"{}", b'{"score": NaN}', b'{"score": 1, "stars": 5}', b"", b"[", b'"\xff"'],
-)
-async def test_feedback_that_cannot_be_meant(door: Door, body: bytes) -> None:
+async def test_feedback_that_cannot_be_meant(door: Door) -> None:
     headers = {"authorization": f"Bearer {door.keys['acme']}", "content-type": "application/json"}
     path = f"{PATH}/{uuid7()}/feedback"
-    answer = await door.client.post(path, content=body, headers=headers)
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+    wrong = ['{"score": 1.5}', '{"score": "1"}', "{}", '{"score": NaN}', '{"score": 1, "stars": 5}', "", "[", '"\xff"']
+    for told in wrong:
+        '{"score": 1.5}',
+        '{"score": "1"}',
+        "{}",
+        '{"score": NaN}',
+        '{"score": 1, "stars": 5}',
+        "",
+        "[",
+        '"\xff"',
+    ):
+        answer = await door.client.post(path, content=told.encode("latin-1"), headers=headers)
+        assert answer.status_code == 400, (told, answer.text)
+        assert answer.json()["error"]["type"] == "invalid_request_error"
     long = {"score": 1, "comment": "x" * 2001}
     assert (await door.client.post(path, json=long, headers=headers)).status_code == 400
     assert (await door.client.post(path, content=b"x" * 70_000, headers=headers)).status_code == 413
+    text = headers | {"content-type": "text/plain"}
+    assert (await door.client.post(path, content=b"{}", headers=text)).status_code == 415
 
 
 async def test_parameters_that_cannot_be_meant_are_named(door: Door) -> None:
@@ -241,3 +258,28 @@ async def test_without_a_redis_for_it_the_answer_tells_what_to_set(log_url: str,
             answer = await door.post(f"/admin/v1/{path}", tenant="acme")
             assert (answer.status_code, "CACHE_REDIS_URL" in answer.json()["detail"]) == (503, True), path
         assert await door.audited() == []
+
+
+async def test_who_leaves_an_export_ends_it(start_gateway: Any, log_url: str) -> None:
+    async with start_gateway() as gateway:
+        tenant = await gateway.directory.tenant("acme")
+        key, _ = await gateway.directory.create_key(ACTOR, "acme", "reads", scopes={"prompts:read"})
+        masters, clock = MasterKeys.configured(gateway.settings.secret_key, None, None), SystemClock()
+        async with (
+            DataKeys(gateway.engine, masters, clock) as keys,
+            PromptLog(create_redis(log_url, timeout_s=5), keys, clock, Digits) as log,
+        ):
+            for _ in range(40):
+                log.record(FULL, entry(tenant.id, os.urandom(200_000).hex()))
+            await log.flush()
+        headers = {"authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=20) as client:
+            async with client.stream("GET", f"{PATH}/export") as left:
+                assert left.status_code == 200
+                await anext(left.aiter_bytes())
+                # It waits for who reads it, and holds the tenant's turn.
+                assert (await client.get(f"{PATH}/export")).status_code == 429
+            async with asyncio.timeout(10):
+                while (whole := await client.get(f"{PATH}/export")).status_code == 429:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            assert len(lines(whole)) == 40
