@@ -176,15 +176,6 @@ async def test_feedback_that_cannot_be_meant(door: Door) -> None:
     path = f"{PATH}/{uuid7()}/feedback"
     wrong = ['{"score": 1.5}', '{"score": "1"}', "{}", '{"score": NaN}', '{"score": 1, "stars": 5}', "", "[", '"\xff"']
     for told in wrong:
-        '{"score": 1.5}',
-        '{"score": "1"}',
-        "{}",
-        '{"score": NaN}',
-        '{"score": 1, "stars": 5}',
-        "",
-        "[",
-        '"\xff"',
-    ):
         answer = await door.client.post(path, content=told.encode("latin-1"), headers=headers)
         assert answer.status_code == 400, (told, answer.text)
         assert answer.json()["error"]["type"] == "invalid_request_error"
