@@ -23,6 +23,10 @@ async def site(start_gateway: GatewayFactory, upstream: UpstreamFactory) -> Asyn
         yield Site(gateway, upstream, client)
 
 
+async def closed(c: Conversation) -> None:
+    """Breaks off before anything."""
+
+
 async def cut(c: Conversation) -> None:
     """Breaks off within the head."""
     await c.send(b"HTTP/1.1 200 OK\r\ncontent-")
@@ -61,6 +65,7 @@ TABLE: dict[str, tuple[Script, bool]] = {
     "504": (refuse(504), True),
     "529": (refuse(529), True),
     "never": (never, True),
+    "closed": (closed, True),
     "cut": (cut, True),
     "cut-before-the-first-token": (cut_before_the_first_token, True),
     "error-event": (error_event, True),
@@ -95,7 +100,7 @@ async def test_what_is_tried_elsewhere(site: Site) -> None:
     async def case(number: int, name: str, elsewhere: bool) -> None:
         response = await site.ask(f"m{number}", stream="token" in name or "event" in name)
         row = await site.row(response)
-        tried_first = 2 if name == "cut" else 1  # a connection that broke may have idled: the same one once more
+        tried_first = 2 if name == "closed" else 1  # a connection that broke may have idled: the same one once more
         assert (asked(one, name), asked(other, name)) == (tried_first, int(elsewhere)), name
         assert row.attempts == tried_first + elsewhere, name
         assert [text.split()[0] for text in row.failed_attempts] == [f"first-{number}"] * tried_first, name
