@@ -330,6 +330,7 @@ def blank(request_id: UUID, principal: Principal, draft: Draft) -> UsageEvent:
         cost_nano_usd=0,
         price_id=tariff.price_id,
         streamed=draft.streamed,
+        api=draft.api,
         client_request_id=draft.client_request_id,
         project_id=principal.project_id,
         end_user=draft.end_user,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.service import Admission
-from gateway.admission.ticket import Draft, charge, encode_around
+from gateway.admission.ticket import Draft, Saving, blank, charge, encode_around
 from gateway.billing.prices import Tariff
 from gateway.billing.usage import Status, TokenUsage, UsageEvent
 from gateway.ids import uuid7
@@ -136,3 +136,25 @@ async def test_impossible_usage_is_corrected(gate: Admission, ledger: Ledger) ->
     assert (first.prompt_tokens, first.completion_tokens, first.cached_tokens) == (0, 10, 0)
     assert first.charged_nano_usd == 20_000
     assert (second.prompt_tokens, second.charged_nano_usd) == (10**12, 10**15 + 2000)
+
+
+def test_a_row_of_which_nothing_more_is_known_tells_all_that_is() -> None:
+    draft = Draft("tiny", TARIFF, streamed=True, client_request_id="theirs", end_user="e", tags=("x",), api="messages")
+    row = blank(uuid7(), tenant(), draft)
+    assert (row.route, row.streamed, row.client_request_id) == ("tiny", True, "theirs")
+    assert (row.end_user, row.tags, row.api) == ("e", ["x"], "messages")
+    assert (row.status, row.charged_nano_usd, row.price_id) == ("abandoned", 0, PRICE.id)
+
+
+async def test_a_kept_answer_is_charged_as_its_tenant_wants(gate: Admission, ledger: Ledger) -> None:
+    principal = tenant(budget=10**9)
+    made_of = TokenUsage(10, 5)
+    whole = charge("ok", made_of, TARIFF)[0]
+    for price_bp, charged in ((0, 0), (2_500, (whole + 2) // 4), (10_000, whole)):
+        ticket = await take(gate, principal, 50_000)
+        ticket.settle("cache_hit", TokenUsage(), attempts=0, saving=Saving("exact", made_of, price_bp))
+        await ticket.settled()
+        row = ledger.events(principal)[-1]
+        assert (row.status, row.cache, row.charged_nano_usd, row.cost_nano_usd) == ("cache_hit", "exact", charged, 0)
+        assert (row.saved_nano_usd, row.saved_tokens) == (whole - charged, 15)
+        assert (row.prompt_tokens, row.completion_tokens) == (0, 0)
