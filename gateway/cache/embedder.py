@@ -54,6 +54,8 @@ class BatchingEmbedder(ABC):
         self._room = remembered
         self._coming: dict[bytes, asyncio.Future[bytes]] = {}
         self._wanted: dict[bytes, int] = {}
+        """How many callers wait."""
+        self._begun: set[asyncio.Future[bytes]] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._running: list[asyncio.Task[None]] = []
 
@@ -102,11 +104,13 @@ class BatchingEmbedder(ABC):
             self._wanted[digest] -= 1
             if not self._wanted[digest]:
                 del self._wanted[digest]
-                # Nobody waits any more: if it has not begun, it need not. What has begun is remembered.
-                if not future.done():
+                # Nobody waits any more: what has not begun need not. What has is remembered.
+                if future not in self._begun and not future.done():
+                    del self._coming[digest]
                     future.cancel()
 
     def _came(self, digest: bytes, future: asyncio.Future[bytes]) -> None:
+        self._begun.discard(future)
         if self._coming.get(digest) is future:
             del self._coming[digest]
         if not future.cancelled() and future.exception() is None:
@@ -121,6 +125,7 @@ class BatchingEmbedder(ABC):
                 taken.append(self._waiting.get_nowait())
             taken = [(text, future) for text, future in taken if not future.done()]
             if taken:
+                self._begun.update(future for _, future in taken)
                 await self._answer(taken)
 
     async def _answer(self, taken: Sequence[tuple[str, asyncio.Future[bytes]]]) -> None:

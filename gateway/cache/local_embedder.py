@@ -93,6 +93,9 @@ class LocalEmbedder(BatchingEmbedder):
         self._tokenizer = tokenizers.Tokenizer.from_file(str(self._tokenizer_file))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        (trial,) = self._run_model(session, [self._tokenizer.encode("How are you?").ids])
+        if len(trial) != 4 * self.dimensions:
+            raise ValueError("another model")
         self._session = session
 
     def _vectors(self, texts: Sequence[str]) -> list[bytes | EmbedderError]:
@@ -107,11 +110,13 @@ class LocalEmbedder(BatchingEmbedder):
             longest = PADDED + len(encodings[places[0]]) * 5 // 4
             together = [at for at in places if len(encodings[at]) <= longest]
             places = places[len(together) :]
-            for at, vector in zip(together, self._run_model([encodings[at] for at in together]), strict=True):
+            for at, vector in zip(
+                together, self._run_model(self._session, [encodings[at] for at in together]), strict=True
+            ):
                 vectors[at] = vector
         return vectors
 
-    def _run_model(self, rows: Sequence[Sequence[int]]) -> list[bytes]:
+    def _run_model(self, session: Any, rows: Sequence[Sequence[int]]) -> list[bytes]:
         import numpy as np
 
         ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
@@ -120,8 +125,8 @@ class LocalEmbedder(BatchingEmbedder):
             ids[row, : len(tokens)] = tokens
             mask[row, : len(tokens)] = 1
         feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        known = {put.name for put in self._session.get_inputs()}
-        states = self._session.run(None, {name: value for name, value in feed.items() if name in known})[0]
+        known = {put.name for put in session.get_inputs()}
+        states = session.run(None, {name: value for name, value in feed.items() if name in known})[0]
         pooled = (states * mask[..., None]).sum(axis=1)
         pooled /= np.maximum(np.linalg.norm(pooled, axis=1, keepdims=True), 1e-12)
         return [row.astype(np.float32).tobytes() for row in pooled]

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from typing import Final
 from uuid import UUID
 
+from gateway.cache.guards import essence
 from gateway.cache.parts import DataKeys, Embedder
 from gateway.cache.turning import Turning
 
@@ -21,7 +22,8 @@ class Vectors:
 
     async def vector(self, tenant_id: UUID, text: str) -> bytes:
         """float32. Raises DatabaseUnavailable, and whatever the embedder does."""
-        plain = await self.embedder.embed(text)
+        # Courtesies say nothing, and push apart what asks for the same.
+        plain = await self.embedder.embed(essence(text))
         key = await self._keys.key(tenant_id, None)
         turning = self._turnings.get(key.id)
         if turning is None:

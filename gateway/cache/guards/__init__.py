@@ -7,7 +7,9 @@ finds a difference that may change the answer. When in doubt there is one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -86,16 +88,18 @@ def readable(text: str) -> bool:
 
 def speaks_of_now(text: str) -> bool:
     """Whether the answer may be another one tomorrow, by the words used; in any language that the guards know."""
-    found = {fold(word) for token in tokens(part(text)[0]) for word in token.lower().split("'")}
+    found = {fold(word.lower()) for word in _WORD.findall(text)}
     language = language_of(text)
     if language is None:
         return bool(found & _NOW)
     return bool(found & (english.NOW if language == "en" else LEXICONS[language].now))
 
 
+_WORD: Final = re.compile(r"[^\W\d_]+")
 _NOW: Final = english.NOW.union(*(lexicon.now for lexicon in LEXICONS.values()))
 
 
+@lru_cache(maxsize=32)  # few, for they hold what people ask
 def _read(text: str) -> Reading | None:
     language = language_of(text)
     if language is None:

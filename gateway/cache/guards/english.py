@@ -11,7 +11,8 @@ LIGHT: Final = words(
     having it its this that these those there here who whom whose what which where when why how and but so also too
     than i me my mine myself you your yours yourself we us our ours he him his she her hers they them their theirs one
     can could shall should will would may might must ought let lets s t
-    any some such own really actually exactly basically just quite please kindly ever thing things
+    any some such own really actually exactly basically just quite very extremely truly literally definitely exist
+    exists please kindly ever thing things
     something anything somebody someone anybody anyone oneself via using between among
     regarding concerning located situated because while into onto within through per"""
 )
@@ -66,8 +67,8 @@ PRESENT_AUXILIARY: Final = words("is are am do does has have")
 
 NEGATION: Final = words(
     """not no never without except excluding neither nor none nothing nobody nowhere cannot hardly barely scarcely
-    lack lacks lacking absent minus unless avoid avoiding non rarely seldom free fail fails
-    failed exclude excludes refuse deny denied"""
+    lack lacks lacking absent unless non rarely seldom fail fails
+    failed exclude excludes"""
 )
 NEGATING_PREFIXES: Final = ("un", "in", "im", "ir", "il", "non", "dis", "ab", "a", "de", "mis", "anti", "counter")
 

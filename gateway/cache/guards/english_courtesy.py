@@ -29,10 +29,10 @@ _BEFORE: Final = re.compile(
             f"i (?:was|am|have been|have always|always) (?:just )?(?:wondering|wondered|curious)(?: about| to "
             f"know)?(?= ?,| {WH}\\b)",
             f"i wonder(?= {WH})",
-            f"(?:do|does) (?:you|anyone|anybody|someone)(?: happen to)? know(?= {WH})",
+            f"(?:do|does) (?:you|anyone|anybody|someone)(?: happen to)? know(?= (?:{WH}|the)\\b)",
             "(?:any (?:idea|ideas|clue|tips on|advice on|thoughts on))(?= (?:what|who|where|when|why|how)\\b)",
             f"i (?:would (?:really )?(?:like|love)|want|need|wish|am (?:trying|looking|hoping))(?: you)? to (?:know|"
-            f"understand|find out|learn|figure out|hear)(?= (?:{WH}|about)\\b)",
+            f"understand|find out|learn|figure out|hear)(?= (?:{WH}|about|the)\\b)",
             "i (?:would (?:really )?(?:like|love|appreciate)(?: it)?|want|need)(?: for)? (?:you to|if you "
             "(?:could|would|can))",
             f"{_YOU}(?: please| kindly| possibly| maybe| perhaps| quickly)*(?= (?:please )?(?:help me|{_SAY}"

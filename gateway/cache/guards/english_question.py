@@ -29,6 +29,10 @@ _IN_FRONT: Final = re.compile(
     f"|tell)\\b)"
     f"| (?=(?:what|who|where|when|why|how|which) {AUX}\\b))(.+)$"
 )
+_CLAUSE_IN_FRONT: Final = re.compile(
+    f"^((?:if|when|while|since|because|although|once) [^,]{{1,100}}) , (?=(?:{WH}|{AUX}|explain|describe|list"
+    f"|give|write)\\b)(.+)$"
+)
 _AT_END: Final = (
     re.compile("^(.+?) ?,? (what|who|where|when) (is|are|was|were) (?:they|it|that|he|she|those|this)$"),
     re.compile(f"^(?!{WH} |{AUX} )(.+) (is|are|was|were) (who|what|where|when|which)$"),
@@ -59,6 +63,13 @@ _REWRITES: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         ("^(?:in )?(?:what|which) year (?=is|was|were|did|does|will)", "when "),
+        ("^(.*)(?:get|travel|go) (?=from .+ to )", r"\1go "),
+        ("^(.*)make (.+?) (?:run |go |load |work )?(?:faster|quicker)$", r"\1speed up \2"),
+        ("^why (?:do|does) (.+) (?:happen|occur)$", r"what causes \1"),
+        ("^how (?:do|does) (.+) (?:affect|influence|impact) (.+)$", r"what are the effects of \1 on \2"),
+        ("^what (is|are|was|were) (.+) like(?= in | on | at |$)", r"how \1 \2"),
+        ("^what steps (?:do|should|must|can) i (?:need to |have to |must )?(?:take|follow) to ", "how to "),
+        ("^how (?:does|do) (.+) function$", r"how does \1 work"),
         ("^how long (?:do|does|can) (.+) live(?: for)?$", r"what is the lifespan of \1"),
         ("^(.*)(?:turn|change|transform) (.+) into ", r"\1convert \2 to "),
         ("^what is the treatment (?:for|of) ", "how to treat "),
@@ -88,7 +99,7 @@ _REWRITES: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         ("^am i (?:required|obliged) to ", "must i "),
         ("^(?:do|does) (i|we|you|one) must ", r"must \1 "),
         ("^what (?:distinguishes|differentiates) (.+) from (.+)$", r"what is the difference between \1 and \2"),
-        ("^(?:i (?:would like|need|want)|can i (?:have|get)|could i (?:have|get)) (?=a |an |some )", "give me "),
+        ("^(?:i (?:would like|need|want)|could i have) (?=a |an |some )", "give me "),
         ("^(?:create|compose|generate|draft|craft|produce|make|pen|invent|prepare)(?: me| us)? (?=(?:a|an|some"
          "|the) (?:\\w+ ){0,3}"
          "(?:poem|haiku|limerick|story|song|essay|letter|email|function|script|program|paragraph|speech|joke"
@@ -138,7 +149,7 @@ _REWRITES: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         ("^(how) (?:can|could|should|may|do) (.+) be (" + _PARTICIPLE + ")$", r"\1 to \3 \2"),
         ("^(how) (?:can|could|should|may|do) (.+) be (" + _PARTICIPLE + ") (?=in|on|with|at)", r"\1 to \3 \2 "),
         (f"^(?:{_GIVE} )?(?:the |a |an |some |any |all )*(?:(?:good|best|right|proper|correct|effective) )*{_NOUN} "
-         "(?:for me )?(?:to|for|of|on|in)(?= ) (?:how to )?", "how to "),
+         "(?:for me )?(?:(?:that |in which )?(?:i|you|we|one) can|to|for|of|on|in)(?= ) (?:how to )?", "how to "),
         ("^(?:any |some )?(?:tips?|advice|ideas|suggestions) (?:to|on how to|on how i can|for how to) ", "how to "),
         ("^(?:(?:tips?|advice) )(?:for|on) (?=\\w+ing )", "how to "),
         ("^(?:show|teach|tell) me (?:how )?to ", "how to "),
@@ -150,7 +161,7 @@ _REWRITES: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         ("^how best to ", "how to "),
     )
 )  # fmt: skip
-_MEASURE: Final = re.compile(f"^how ({'|'.join(sorted(_MEASURES, key=len, reverse=True))}) (is|are|was|were) ")
+_MEASURE: Final = re.compile(f"^how ({'|'.join(sorted(_MEASURES, key=len, reverse=True))}) (is|are|am|was|were) ")
 _KINDS: Final = tuple(
     (kind, re.compile(f"^(?:{pattern})(?:(?<= )| |$)"))
     for kind, pattern in (
@@ -212,7 +223,7 @@ def ask(text: str) -> Ask:
                 if groups[1] not in _BE
                 else f"{groups[2]} {groups[1]} {groups[0]}"
             )
-    if found := _IN_FRONT.match(text):
+    if found := _IN_FRONT.match(text) or _CLAUSE_IN_FRONT.match(text):
         text = f"{found.group(2).strip(' ,')} {found.group(1)}"
         text = strip(text)
     if found := _MEASURE.match(text):

@@ -66,7 +66,7 @@ def read_foreign(
 ) -> Reading:
     lexicon = LEXICONS[language]
     whole = _plain(found)
-    text = foreign_essence(language, found)
+    text = _stripped(language, found)
     folded = [fold(word) for word in text.replace("'", " ").split()]
     kind, begin = _kind(folded, lexicon.asks)
     rest = folded[begin:]
@@ -118,6 +118,13 @@ def read_foreign(
 
 
 def foreign_essence(language: str, found: list[str]) -> str:
+    """The kind of question and the words that it hangs on, sorted: small models know little of a foreign sentence."""
+    reading = read_foreign(language, found, frozenset(), (), ())
+    told = (*sorted(reading.negations), *sorted(word.form for word in reading.words), *reading.numbers)
+    return " ".join((reading.kind, *told))
+
+
+def _stripped(language: str, found: list[str]) -> str:
     """The question without courtesies."""
     text = _plain(found)
     for _ in range(6):

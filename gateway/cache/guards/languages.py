@@ -95,7 +95,7 @@ give:gib mir,gib,zeige mir,zeige""",
         polite=r"^(?:hallo|hi|hey|guten tag|bitte|also|kurze frage|danke)\b[\s,:!]*|^(?:bitte )?sagt? mir(?: bitte)?,? "
         r"|^(?:kannst du|können sie|könntest du|könnten sie|würdest du)(?: mir)?(?: bitte)?(?: mal)? (?=\S+.* (?:sagen|"
         r"erklären|verraten|zeigen)\b)|^(?:mir )?(?:bitte )?(?:sagen|erklären|verraten|zeigen),? "
-        r"|^ich (?:möchte|würde gerne?|will) wissen,? |^weißt du,? |^erklärt? (?:mir|uns)?(?: bitte)? ?,? "
+        r"|^ich (?:möchte|würde gerne?|will) wissen,? |^weißt du,? |^erklär(?:e|t)? (?:mir|uns)?(?: bitte)? ?,? "
         r"?(?=wie |warum |was |wer |wo |wann |wieso )|[\s,]+(?:bitte|danke|vielen dank)$",
         negation="nicht kein keine keinen keinem keiner nie niemals ohne weder niemand nichts nirgends kaum außer",
         direction="""vor nach aus ein zu ab gegen über unter oben unten links rechts mehr weniger meist größer kleiner
@@ -139,7 +139,7 @@ give:donne-moi,donne,montre-moi""",
         minutes seconde secondes matin soir printemps été automne hiver""",
         now="aujourd'hui aujourd hui demain hier maintenant actuel actuelle actuellement récent dernier dernière",
         alike="faire fais fait faites\nexpliquer explique",
-        endings="(?<=.{3})[sx]$",
+        endings="(?<=.{3})(?:er|ez|es?|[sx])$",
     ),
     "es": _lexicon(
         light="""el la los las un una unos unas de del es son era fue está están esta hay en para por que se lo le me
@@ -171,7 +171,7 @@ give:dame,muéstrame""",
         segundo segundos noche tarde primavera verano otoño invierno""",
         now="hoy mañana ayer ahora actual actualmente último última reciente recientes",
         alike="aprender aprendo aprende\npreparar preparo prepara",
-        endings="(?<=[aeou][a-zñ]{2})s$|(?<=[lnrd])es$",
+        endings="(?<=.{3})(?:os?|ar|er|ir)$|(?<=[aeu][a-zñ]{2})s$|(?<=[lnrd])es$",
     ),
     "it": _lexicon(
         light="""il lo la i gli le l un uno una di del dello della dei degli delle d è e sono era in nel nella nei
@@ -203,6 +203,7 @@ give:dammi,mostrami""",
         minuti secondo secondi mattina sera notte primavera estate autunno inverno""",
         now="oggi domani ieri adesso attuale attuali attualmente recente recenti ultimo ultima",
         alike="preparare preparo prepara\nfare faccio fa",
+        endings="(?<=.{3})(?:are|ere|ire|o)$",
     ),
     "pt": _lexicon(
         light="""o a os as um uma uns umas de do da dos das é são era foi está há em no na nos nas para por que se me
@@ -232,7 +233,7 @@ give:me dê,mostre""",
         setembro outubro novembro dezembro dia dias semana semanas mês meses ano anos hora horas minuto minutos segundo
         segundos manhã tarde noite primavera verão outono inverno""",
         now="hoje amanhã ontem agora atual atuais atualmente recente último última",
-        endings="(?<=[aeo][a-z]{2})s$",
+        endings="(?<=.{3})(?:os?|ar|er|ir)$|(?<=[ae][a-z]{2})s$",
     ),
     "nl": _lexicon(
         light="""de het een van is zijn was waren wordt worden werd werden heeft hebben had in op aan voor met bij te

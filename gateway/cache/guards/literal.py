@@ -12,10 +12,12 @@ _QUOTED: Final = re.compile(
     re.DOTALL,
 )
 _CODE: Final = re.compile(
-    r"(?:https?://|www\.)\S+|\S+@\S+\.\S+|\w+(?:\([^()\s]*\)|\[[^\[\]]*\])+|\S*[_{}\\|<>=^~#*+&@]\S*"
-    r"|(?<!\S)--?[A-Za-z][\w-]*"
-    r"|(?<![\w.])[A-Za-z]{2,}\.[A-Za-z]\w*(?:\.\w+)*|(?<!\S)[./~][\w./]+|(?<=[\w)]) [-/] (?=[\d(])|(?<=\d) - (?=\w)"
+    r"(?:https?://|www\.).+|.+@.+\..+|.*[_{}\\|<>=^~#*+&@].*|--?[A-Za-z][\w-]*|[./~][\w./]+"
+    r"|\W*\w+(?:\([^()]*\)|\[[^\[\]]*\])+\W*|[\W\d]*[A-Za-z]{2,}\.[A-Za-z]\w*(?:\.\w+)*\W*"
 )
+"""Of a piece between spaces."""
+_LONGEST_PIECE: Final = 80
+_SPACED_SIGN: Final = re.compile(r"(?<=[\w)]) [-/] (?=[\d(])|(?<=\d) - (?=\w)")
 _PLAIN: Final = frozenset(" .,;:!?'-()/%$€£¥₹₩¢₽₺°¿¡\n\t…’")
 _SUMS: Final = tuple(
     (re.compile(rf"(?<=\d) ?{sign} ?(?=\d+(?:[ ,.?]|$))"), f" {word} ")
@@ -46,18 +48,22 @@ def part(text: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
         quotes.append(next(group for group in found.groups() if group is not None).strip())
         return f" {MARK}q{len(quotes)}{MARK} "
 
-    def coded(found: re.Match[str]) -> str:
-        piece = found.group().strip()
-        end = re.search(r"[.,;:!?]*$", piece)
-        tail = end.group() if end and len(end.group()) < len(piece) else ""
-        if piece == "&":
-            return " and "
-        codes.append(piece.removesuffix(tail))
-        return f" {MARK}c{len(codes)}{MARK} {tail}"
+    def coded(piece: str) -> str:
+        codes.append(piece)
+        return f" {MARK}c{len(codes)}{MARK} "
 
-    text = _CODE.sub(coded, _QUOTED.sub(quoted, text))
+    text = _SPACED_SIGN.sub(lambda sign: coded(sign.group().strip()), _QUOTED.sub(quoted, text))
+    pieces = []
+    for piece in text.split(" "):
+        bare = piece.rstrip(".,;:!?")
+        if bare == "&":
+            pieces.append("and" + piece[1:])
+        elif MARK not in piece and bare and (len(bare) > _LONGEST_PIECE or _CODE.fullmatch(bare)):
+            pieces.append(coded(bare) + piece[len(bare) :])
+        else:
+            pieces.append(piece)
     rest = []
-    for char in text:
+    for char in " ".join(pieces):
         if char.isalnum() or char in _PLAIN or char == MARK or unicodedata.category(char) == "Mn":
             rest.append(char)
         else:

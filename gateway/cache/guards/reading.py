@@ -17,6 +17,8 @@ LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzäöüßéèêëàâîïô
 _TOKEN: Final = re.compile(
     rf"{MARK}[qc]\d+{MARK}|{numbers.DIGITS.pattern}|[^\W\d_]+(?:'[^\W\d_]+)*'?|[$€£¥₹₩¢₽₺%°]|[,.;:!?…\n()/]|-"
 )
+MOST_CHARACTERS: Final = 2000
+"""Longer texts are not read: hardly two of them say the same."""
 _STOPS: Final = frozenset(",.;:!?…\n()")
 BARE: Final = {
     word.replace("'", ""): word
@@ -85,6 +87,8 @@ def tokens(text: str) -> list[str]:
 
 def language_of(text: str) -> str | None:
     """de, en, es, fr, it, nl or pt; None for a script, a language or a mixture that the guards don't know."""
+    if len(text) > MOST_CHARACTERS:
+        return None
     plain = part(text)[0]
     raw = [word for token in tokens(plain) if token[0].isalpha() for word in token.lower().split("'")]
     if any(char.isalpha() and char not in LETTERS for word in raw for char in word):

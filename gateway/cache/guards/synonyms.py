@@ -1,7 +1,9 @@
 """Words and phrases that ask for the same thing: our own short table, of pairs that hold in nearly every question.
 
-A group is one meaning; its first word is the one all others are read as. Left out on purpose: near-synonyms between
-which answers differ (reset and change a password, hurt and kill, city and town).
+A group is one meaning; its first word is the one all others are read as. Left out on purpose: near-synonyms that
+someone may
+ask for the one or the other of (reset and restart, treatment and cure, city and town). A word of several meanings does
+no harm where nobody would set it against the others of its group.
 """
 
 from __future__ import annotations
@@ -156,6 +158,15 @@ ww 1 = world war 1
 wwii = world war 2
 wwi = world war 1
 a few = some
+solar energy = solar power
+nuclear energy = nuclear power
+wind energy = wind power
+gas station = petrol station
+movie theater = cinema
+movie theatre = cinema
+world war i = world war 1
+take out = remove
+take off = remove
 resize = change size of
 ok = okay
 alright = okay
@@ -206,53 +217,66 @@ GROUPS: Final[tuple[tuple[str, ...], ...]] = tuple(
     tuple(line.split())
     for line in """\
 delete remove erase eliminate
-quick fast rapid
+quick fast rapid swift
 quickest fastest
 quicker faster
-repair fix mend
-advantage benefit upside
-disadvantage drawback downside
+repair fix mend solve resolve
+advantage benefit upside pro merit
+disadvantage drawback downside con
 begin start commence
 buy purchase
 cheap inexpensive affordable
+expensive costly pricey
 big large
 bigger larger
 biggest largest
-reduce lessen decrease shrink
+small little
+best top
+tallest highest
+easiest simplest
+easier simpler
+simple easy
+reduce lessen decrease shrink lower cut minimize diminish
+increase raise
+improve enhance boost
 baby infant newborn
 film movie
 build construct
 job career occupation profession
 choose pick select
 happen occur
-hard difficult
-quit stop cease
+hard difficult tough challenging
+quit stop cease exit
 kid child
 car automobile
 doctor physician
 author writer write
-help assist
-answer reply
-use utilize
+help assist aid
+answer reply respond response
+use utilize employ
 need require necessary
-obtain acquire get
+obtain acquire get receive
 allow permit
 forbid prohibit
-create make produce
+create make produce generate
 calm soothe
-improve enhance boost
-method technique approach
+method way technique approach manner
 important essential crucial vital
-common typical
+main major primary principal chief key
+common typical usual
 famous well-known renowned
 mistake error
+problem issue trouble
 smart intelligent clever
+stupid dumb
 flu influenza
 image photo picture photograph
 television tv
-phone telephone
+phone telephone smartphone
+computer pc
+laptop notebook
 fridge refrigerator
-exam examination
+exam examination test
 ad advert advertisement
 maths math mathematics
 lab laboratory
@@ -272,36 +296,99 @@ truck lorry
 faucet tap
 couch sofa
 luggage baggage
+apartment flat
+house home
+shop store
+subway metro underground
+highway motorway freeway
+cab taxi
+elevator lift
 found establish
-finish complete
+finish complete end conclude
 enormous huge gigantic
 rich wealthy
 lawyer attorney
 teacher instructor
+student pupil
+friend buddy pal
 coworker colleague
-illness disease
+beginner novice newbie
+illness disease sickness
+sick ill
 nation country
-goal objective
+goal objective aim target
 result outcome
 cost price
 reason cause
-effect impact consequence
+effect impact consequence influence
 difference differ distinguish distinction different
 similarity alike similar
+compare comparison
 ingredient constituent
-location place
+location place spot
+center centre middle
 trip journey
 speak talk
+see view
+change alter modify update
+find locate
+search lookup
+show display
+check verify cheque
+execute run
+setup configure
+connect link
+split separate
+reserve book
+learn study
+attempt try
+keep maintain
+notify inform
+clean wash
+cook prepare
+work operate
+understand comprehend grasp
+remember recall
+remain stay
+leave depart
+reach arrive
+hire recruit
+dismiss fire
+defeat beat
+rule govern
+contain include
+symptom sign
+remedy cure
+treatment treat
+medicine medication drug
+expert specialist
+skill ability
+fee charge
+warranty guarantee
+shipping delivery
+company firm business corporation
+website site
+customer client
+salary wage pay
+income earnings
+homework assignment
+subject topic
+step stage phase
+type kind sort category
+amount quantity
+example instance
+story tale
+video clip
+password passcode
 invent devise
 collect gather
-alter modify
 translate translation
 summary summarize synopsis recap
 calculate compute
 evaluate assess
 recommend suggest
 advice tip
-medicine medication
+idea suggestion
 program programme
 color colour
 gray grey
@@ -326,36 +413,59 @@ documentation docs
 config configuration
 kubernetes k8s
 postgres postgresql
-salary wage pay
-company firm
-website site
-customer client
-marriage wedding
-odd strange weird
+strange odd weird
 odor smell
 flavor taste flavour
 jewelry jewellery
-check cheque
 pajamas pyjamas
 skeptic sceptic
 mold mould
 plow plough
-treatment treat
-main major primary principal chief
+live dwell reside
+visit tour
 tasty delicious
 frightening scary
+afraid scared
 senior elderly
-understand comprehend
 handle cope
-income earnings
 peak summit
 annual yearly
 area region
 conversation chat
 clothes clothing apparel garment
+gift present
+meal dish
+dinner supper
+beverage drink
+exercise workout
+attraction sight
 risk danger hazard
+dangerous hazardous risky
+safe secure
+healthy nutritious
+interesting fascinating
+boring dull
+beautiful pretty gorgeous
+funny humorous hilarious
+happy glad
+sad unhappy
+angry mad
+nervous anxious
+loud noisy
+quiet silent
+thin slim skinny
+modern contemporary
+correct proper accurate
+wrong incorrect
+genuine real authentic
 feature characteristic trait attribute
 immediately instantly
+often frequently
+sometimes occasionally
+almost nearly
+maybe perhaps
+enough sufficient
+now currently
 mandatory compulsory obligatory
 pain ache
 poisonous toxic
@@ -367,15 +477,11 @@ terrible awful
 whole entire
 strategy tactic
 global worldwide
-prevent avert
+prevent avoid avert
 teenager teen adolescent
 toddler tot
-cab taxi
+universe cosmos
+rain rainfall
 donut doughnut
-yogurt yoghurt
-live dwell reside
-visit tour
-painter paint
-composer compose
-birth born""".splitlines()
+yogurt yoghurt""".splitlines()
 )
