@@ -38,12 +38,12 @@ from gateway.billing.usage import TokenUsage
 from gateway.cache import guards
 from gateway.cache.found import Hit, Miss
 from gateway.cache.local_embedder import LocalEmbedder
-from gateway.policies.answer_cache import CacheRules
 from gateway.cache.question import Question
 from gateway.cache.service import AnswerCache
 from gateway.clock import SystemClock
 from gateway.datakeys.data_key import KEY_BYTES, DataKey
 from gateway.local.services import EmbeddedRedis
+from gateway.policies.answer_cache import CacheRules
 from gateway.secret_key import SecretKey
 
 PAIRS: Final = Path(__file__).with_name("semantic_cache_pairs.jsonl")

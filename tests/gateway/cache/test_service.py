@@ -137,7 +137,7 @@ async def test_alike_questions_share_an_answer_and_near_misses_do_not(redis_url:
         assert isinstance(found, Hit)
         assert (found.tier, found.origin) == ("semantic", "r9")
         assert found.similarity is not None
-        assert 0.6 <= found.similarity < 1
+        assert 0.6 <= found.similarity <= 1
         with capture_logs() as logs:
             assert await here.found(question(chat(NEAR_MISS), SEMANTIC, request_id="r10")) is None
         (line,) = [line for line in logs if line["event"] == "semantic_matches_rejected"]
