@@ -89,6 +89,13 @@ class Memory:
         log = None if policy is NO_LOG else self._log
         return Recording(ask, ticket.admitted_at, policy=policy, log=log, miss=miss, most_kept=rules.max_answer_bytes)
 
+    def replay(self, call: Call, ask: Ask, ticket: Ticket) -> Recording | None:
+        """As ``recording``, of a request that another one's answer is replayed for."""
+        policy = self._policy(call, ticket.principal)
+        if policy is NO_LOG:
+            return None
+        return Recording(ask, ticket.admitted_at, policy=policy, log=self._log, miss=None, most_kept=0)
+
     def _policy(self, call: Call, principal: Principal) -> PromptLogPolicy:
         policy = principal.prompt_log
         if self._log is None or policy.level == "off" or (policy.opt_out and call.log == "off"):

@@ -163,6 +163,7 @@ class Pipeline:
             observer=observer,
             admit_replay=partial(self._admit_replay, call, ask, principal),
             patience_s=_OPEN_PATIENCE_S if principal.redis_loss == "fail_open" else None,
+            record=partial(self._memory.replay, call, ask),
         )
         try:
             return await self._idempotency.answer(scope, request)

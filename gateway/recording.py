@@ -63,14 +63,15 @@ class Recording:
     def whole(self, body: bytes) -> None:
         self._whole = body
 
-    def ended(self, event: UsageEvent, usage: TokenUsage, *, cache: str | None = None) -> None:
-        """``event``: its row. ``cache``: what the answer cache made of it, as the client is told."""
+    def ended(self, event: UsageEvent, usage: TokenUsage | None, *, cache: str | None = None) -> None:
+        """``event``: its row. ``usage``: what the answer took, if that is known. ``cache``: what the answer cache made
+        of it, as the client is told."""
         try:
             body = self._whole
             if body is None and self._assembler is not None:
                 body = self._assembler.whole(usage)
             cut = self._assembler is not None and self._assembler.over
-            self._keep(event, body, usage, cut=cut)
+            self._keep(event, body, usage or TokenUsage(), cut=cut)
             if self._log is not None:
                 self._log.record(self._policy, self._entry(event, body, cache, cut=cut))
         except Exception:

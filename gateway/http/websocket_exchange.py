@@ -131,6 +131,9 @@ class ChatExchange:
             self._read,
             path=self._path,
             traceparent=client.header(b"traceparent"),
+            cache=client.header(b"x-penstock-cache"),
+            cache_ttl=client.header(b"x-penstock-cache-ttl"),
+            log=client.header(b"x-penstock-log"),
         )
         self._answer = answer = self._door.deliver(await self._pipeline.serve(call))
         limit = asyncio.get_running_loop().call_later(answer.timeout_s + SEND_GRACE_S, too_slow)

@@ -14,7 +14,7 @@ import structlog
 from gateway.admission.redis import RedisUnavailable
 from gateway.admission.ticket import Ticket
 from gateway.answerable import Answerable
-from gateway.billing.usage import Status, TokenUsage, usd_text
+from gateway.billing.usage import Status, TokenUsage, UsageEvent, usd_text
 from gateway.idempotency.reading import Reading, Unreadable
 from gateway.idempotency.scope import Scope
 from gateway.idempotency.share import Share
@@ -26,6 +26,18 @@ REPLAYED = "idempotent-replayed"
 ORIGINAL = "x-penstock-original-request-id"
 
 _log = structlog.get_logger("gateway.request")
+
+
+class Recording(Protocol):
+    """What a replay leaves behind beside its row; see ``gateway.recording``."""
+
+    def feed(self, events: list[bytes]) -> None: ...
+    def whole(self, body: bytes) -> None: ...
+    def ended(self, event: UsageEvent, usage: None) -> None: ...
+
+
+def _no_recording(_ticket: Ticket) -> Recording | None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,8 @@ class Request:
     observer: Observer
     patience_s: float | None = None
     """How long Redis may take to say who runs; None: as long as its client lets it."""
+    record: Callable[[Ticket], Recording | None] = _no_recording
+    """Called with the ticket of an admitted replay."""
 
 
 class Room(Protocol):
@@ -121,6 +135,8 @@ class Replay:
         self._deadline = self._loop.time() + request.timeout_s
         self._own: Owned | None = None
         self._ticket: Ticket | None = None
+        self._recording: Recording | None = None
+        self._settled = False
         self._waiting = False
         self.client_left = False
 
@@ -160,6 +176,8 @@ class Replay:
             found = await self._read(until)
             if found or (self._own is None and self._reading.complete):
                 await self._admit()
+                if self._recording is not None:
+                    self._recording.feed(found)
                 if self._reading.complete:
                     self._settle("replayed")
                 return found
@@ -177,6 +195,8 @@ class Replay:
         if self._own is not None:
             return await self._own.whole()
         ticket = await self._admit()
+        if self._recording is not None:
+            self._recording.whole(found[-1])
         self._settle("replayed")
         await ticket.settled()
         return found[-1]
@@ -230,6 +250,7 @@ class Replay:
     async def _admit(self) -> Ticket:
         if self._ticket is None:
             self._ticket = await self._request.admit_replay()
+            self._recording = self._request.record(self._ticket)
             self._stop_waiting()
         return self._ticket
 
@@ -267,9 +288,13 @@ class Replay:
             if self._own is None:
                 observer.refused(499 if status == "aborted" else 503, error_code)
             return
-        if ticket.event is not None:
+        if self._settled:
             return
+        self._settled = True
         ticket.settle(status, TokenUsage(), attempts=0, error_code=error_code)
+        if self._recording is not None:
+            assert ticket.event is not None
+            self._recording.ended(ticket.event, None)
         observer.settled(
             ticket.draft.route,
             ticket.draft.api,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Final
 from uuid import UUID
@@ -13,7 +13,7 @@ import msgspec
 from gateway.admission.redis import RedisClient
 from gateway.clock import Clock
 from gateway.datakeys.service import DataKeys
-from gateway.promptlog.entry import Asked, Feedback, Logged, NotReplayable, Summary
+from gateway.promptlog.entry import MAX_COMMENT, Asked, Feedback, Logged, NotReplayable, Summary
 from gateway.promptlog.exporting import line
 from gateway.promptlog.filters import NO_FILTERS, Filters, span_of
 from gateway.promptlog.opened import Opened, Opener
@@ -112,18 +112,29 @@ class Reader:
             end_user=facts.end_user,
         )
 
-    async def feedback(self, tenant_id: UUID, request_id: UUID, score: float, comment: str | None = None) -> bool:
+    async def feedback(
+        self,
+        tenant_id: UUID,
+        request_id: UUID,
+        score: float,
+        comment: str | None = None,
+        *,
+        redact: Callable[[str], str],
+    ) -> bool:
         """Attach a score, from -1 (bad) to 1 (good); the last one counts. False: there is no such entry.
 
-        It is sealed by the entry's own key, and so erased with it. Raises ValueError.
+        The comment passes ``redact`` unless the entry was logged in full. It is sealed by the entry's own key, and so
+        erased with it. Raises ValueError.
         """
         feedback = Feedback(score=score, comment=comment, given_at=self._clock.now())
         row = await self._store.row(tenant_id, request_id)
         if row is None:
             return False
         (opened,) = await self._opener.open(tenant_id, [row])
-        if opened.key is None:
+        if opened.key is None or opened.facts is None:
             return False
+        if comment is not None and opened.facts.level != "full":
+            feedback = msgspec.structs.replace(feedback, comment=redact(comment)[:MAX_COMMENT])
         sealed = pack_feedback(feedback, opened.key, tenant_id, request_id)
         return await self._store.attach_feedback(tenant_id, request_id, sealed)
 

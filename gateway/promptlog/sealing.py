@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -21,6 +21,13 @@ MARGIN: Final = 16 * 1024
 was no match, must not stay in part."""
 MOST_PARSED: Final = 4 * 1024 * 1024
 """Bodies beyond that are cut before they are redacted."""
+_NAMES: Final = frozenset(
+    (
+        *("id", "type", "role", "object", "format", "model", "name", "call_id", "status"),
+        *("finish_reason", "stop_reason", "service_tier", "system_fingerprint"),
+    )
+)
+"""Fields of answers whose texts are not what was said."""
 LOOP_BYTES: Final = 16 * 1024
 """From so many on, bodies are worked on in a thread."""
 _LEVEL: Final = 3
@@ -88,7 +95,9 @@ def pack(entry: Entry, policy: PromptLogPolicy, key: DataKey, make_redactor: Mak
     bodies = policy.level in ("redacted", "full")
     limit = policy.max_body_bytes
     request, request_cut = _body(entry.request, redactor, limit) if bodies else (b"", False)
-    response, response_cut = _body(entry.response, redactor, limit) if bodies else (b"", False)
+    response, response_cut = (
+        _body(entry.response, redactor, limit, texts_cut=entry.response_cut) if bodies else (b"", False)
+    )
     told = {name: getattr(entry, name) for name in _FACTS}
     told["request_cut"] |= request_cut
     told["response_cut"] |= response_cut
@@ -122,25 +131,43 @@ def _clean(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _body(body: bytes, redactor: Redactor | None, limit: int) -> tuple[bytes, bool]:
-    """The body as it is kept, and whether it was cut."""
+def _body(body: bytes, redactor: Redactor | None, limit: int, *, texts_cut: bool = False) -> tuple[bytes, bool]:
+    """The body as it is kept, and whether it was cut. ``texts_cut``: some of the texts in it may have been before."""
     if redactor is None:
         return (body, False) if len(body) <= limit else (_cut(body, limit), True)
     try:
-        return _redacted(body, redactor, limit)
+        return _redacted(body, redactor, limit, texts_cut=texts_cut)
     except Exception as fault:
         # Its kind alone, for its text might hold some of the body.
         raise NotRedacted(type(fault).__name__) from None
 
 
-def _redacted(body: bytes, redactor: Redactor, limit: int) -> tuple[bytes, bool]:
+def _redacted(body: bytes, redactor: Redactor, limit: int, *, texts_cut: bool) -> tuple[bytes, bool]:
     if len(body) <= max(limit, MOST_PARSED):
         redacted = redactor.json(body)
+        if texts_cut:
+            redacted = _without_ends(redacted)
         return (redacted, False) if len(redacted) <= limit else (_cut(redacted, limit), True)
     head = body[: limit + MARGIN].decode(errors="replace")
     # Of this even with much that became shorter: what stood last may have been cut in two.
     redacted = redactor.text(head).encode()
     return _cut(redacted, max(0, min(limit, len(redacted) - MARGIN))), True
+
+
+def _without_ends(redacted: bytes) -> bytes:
+    """Each text in an answer without its last characters: it may have been cut within a match."""
+    try:
+        return msgspec.json.encode(_shorter(msgspec.json.decode(redacted), ""))
+    except (msgspec.DecodeError, RecursionError):
+        return _cut(redacted, max(0, len(redacted) - MARGIN))
+
+
+def _shorter(value: Any, name: str) -> Any:
+    if isinstance(value, str):
+        return value if name in _NAMES else value[:-MARGIN]
+    if isinstance(value, dict):
+        return {key: _shorter(each, key) for key, each in value.items()}
+    return [_shorter(each, name) for each in value] if isinstance(value, list) else value
 
 
 def _cut(body: bytes, limit: int) -> bytes:

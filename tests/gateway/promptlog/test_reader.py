@@ -170,10 +170,10 @@ async def test_what_was_asked_can_be_asked_again_if_it_is_there_whole(rig: Rig, 
 async def test_the_last_feedback_counts_in_lists_and_entries(rig: Rig, acme: UUID, globex: UUID) -> None:
     given = entry(acme)
     await rig.write(given)
-    assert await rig.reader.feedback(acme, given.request_id, 1.0)
-    assert await rig.reader.feedback(acme, given.request_id, 0, "it was Paris; see https://example.com")
-    assert not await rig.reader.feedback(globex, given.request_id, 1)
-    assert not await rig.reader.feedback(acme, uuid7(), 1)
+    assert await rig.reader.feedback(acme, given.request_id, 1.0, redact=str)
+    assert await rig.reader.feedback(acme, given.request_id, 0, "it was Paris; see https://example.com", redact=str)
+    assert not await rig.reader.feedback(globex, given.request_id, 1, redact=str)
+    assert not await rig.reader.feedback(acme, uuid7(), 1, redact=str)
     logged = await rig.reader.entry(acme, given.request_id)
     (listed,) = (await rig.reader.page(acme)).entries
     assert logged is not None
@@ -182,9 +182,24 @@ async def test_the_last_feedback_counts_in_lists_and_entries(rig: Rig, acme: UUI
         assert (feedback.score, feedback.comment) == (0, "it was Paris; see https://example.com")
     for score in (-1.1, 2, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="score"):
-            await rig.reader.feedback(acme, given.request_id, score)
+            await rig.reader.feedback(acme, given.request_id, score, redact=str)
     with pytest.raises(ValueError, match="2000 characters"):
-        await rig.reader.feedback(acme, given.request_id, 1, "x" * 2001)
+        await rig.reader.feedback(acme, given.request_id, 1, "x" * 2001, redact=str)
+
+
+async def test_a_comment_is_redacted_as_its_entry_is(rig: Rig, acme: UUID) -> None:
+    def redact(text: str) -> str:
+        return text.replace("ann@example.com", "[EMAIL]") + "!" * 2000
+
+    for policy, expected in ((FULL, "ask ann@example.com"), (REDACTED, "ask [EMAIL]"), (METADATA, "ask [EMAIL]")):
+        given = entry(acme)
+        await rig.write(given, policy=policy)
+        assert await rig.reader.feedback(acme, given.request_id, 1, "ask ann@example.com", redact=redact)
+        found = await rig.reader.entry(acme, given.request_id)
+        assert found is not None
+        assert found.feedback is not None
+        assert (found.feedback.comment or "").rstrip("!") == expected
+        assert len(found.feedback.comment or "") <= 2000
 
 
 async def test_a_text_is_found_in_either_body_whatever_its_case(rig: Rig, acme: UUID) -> None:
@@ -231,7 +246,7 @@ async def test_an_export_is_a_line_for_each_entry_oldest_first(rig: Rig, acme: U
     ]
     await rig.write(*given)
     await rig.write(entry(acme), policy=METADATA)
-    await rig.reader.feedback(acme, given[0].request_id, -1, "wrong")
+    await rig.reader.feedback(acme, given[0].request_id, -1, "wrong", redact=str)
     lines = [line async for line in rig.reader.export(acme)]
     assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines)
     told = [json.loads(line) for line in lines]

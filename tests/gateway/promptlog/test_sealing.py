@@ -120,6 +120,26 @@ def test_no_part_of_a_secret_stands_at_the_cut(parsed: int, before: int, monkeyp
     assert metadata(whole).request_cut
 
 
+def test_texts_that_were_cut_before_keep_no_part_of_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of several choices of a stream that became too long: each of their texts may end within one."""
+    monkeypatch.setattr(sealing, "MARGIN", 24)
+    for shift in range(20):
+        texts = ["x" * shift + "y" * 40 + " 1234567890123456"[: 2 + shift] for _ in range(2)]
+        choices = [{"message": {"role": "assistant", "content": text}} for text in texts]
+        response = msgspec.json.encode({"id": "c", "choices": choices, "usage": {"total_tokens": 123}})
+        whole = packed(entry(TENANT, response=response, response_cut=True), REDACTED)
+        kept = msgspec.json.decode(unpack_body(whole.response, KEY, TENANT, whole.request_id, "response"))
+        assert (kept["id"], kept["choices"][1]["message"]["role"]) == ("c", "assistant")
+        for choice in kept["choices"]:
+            content = choice["message"]["content"]
+            assert content.startswith("x" * shift + "y")
+            assert not any(each.isdigit() for each in content)
+    for broken in (b'{"content": "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx 123', b"[" * 9000 + b"123"):
+        whole = packed(entry(TENANT, response=broken, response_cut=True), REDACTED)
+        kept = unpack_body(whole.response, KEY, TENANT, whole.request_id, "response") if whole.response else b""
+        assert b"123" not in kept
+
+
 @pytest.mark.parametrize("count", [3, 8, 20])
 def test_much_that_becomes_shorter_uncovers_nothing(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealing, "MARGIN", 24)
