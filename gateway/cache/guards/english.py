@@ -42,7 +42,8 @@ MOVABLE: Final = words("of in on about for between tool poss")
 ALIKE_TIES: Final = frozenset(
     frozenset(pair.split("-"))
     for pair in in_order(
-        """of-in of-on of-about of-for of-between of-poss in-on in-poss about-on about-for in-between for-poss on-for"""
+        """of-in of-on of-about of-for of-between of-poss in-on in-poss about-on about-for in-between for-poss on-for
+        by-poss"""
     )
 )
 

@@ -43,6 +43,9 @@ _PARTICIPLE: Final = (
     "undone|sent|paid|won|lost|caught|taught|bought|broken|chosen|frozen|hidden|stolen|thrown|shot|struck|sung"
     "|read|cut|put|set)"
 )
+_JUDGEMENTS: Final = (
+    "healthy|unhealthy|safe|unsafe|legal|illegal|bad|good|dangerous|harmful|okay|normal|important|hard|difficult|easy"
+)
 _NOUN: Final = "(?:ways?|steps?|methods?|procedures?|instructions?|guides?|techniques?|approach(?:es)?|trick|process)"
 _GIVE: Final = (
     "(?:what is|what are|what would be|give me|tell me|show me|list|explain|describe|provide|share|i need|is there|"
@@ -70,6 +73,12 @@ _REWRITES: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         ("^what (is|are|was|were) (.+) like(?= in | on | at |$)", r"how \1 \2"),
         ("^what steps (?:do|should|must|can) i (?:need to |have to |must )?(?:take|follow) to ", "how to "),
         ("^how (?:does|do) (.+) function$", r"how does \1 work"),
+        ("^(.*)get (.+?) (?:out of|off of|off) ", r"\1remove \2 from "),
+        ("^(?:give|show|tell|find|send|write|suggest|recommend|share|what is)(?: me)? (?:a |an |the |some |your "
+         ")?(?:good |best )?"
+         "recipes? for ", "how to make "),
+        ("^(.*convert .+ to (?:a |an )?\\w+) (?:document|file|format)$", r"\1"),
+        (f"^is (\\w+ing) (.+) ({_JUDGEMENTS})$", r"is it \3 to \1 \2"),
         ("^how long (?:do|does|can) (.+) live(?: for)?$", r"what is the lifespan of \1"),
         ("^(.*)(?:turn|change|transform) (.+) into ", r"\1convert \2 to "),
         ("^what is the treatment (?:for|of) ", "how to treat "),
@@ -184,7 +193,8 @@ _KINDS: Final = tuple(
         ("explain", "(?:explain|describe|tell (?:me|us) about|elaborate on|clarify|talk about|discuss|about)(?: "
                     "to me| to us| for me)?(?: about)?"),
         ("name", "name(?: for me)?"),
-        ("list", "(?:list|enumerate|give (?:me |us )?a list of|provide a list of|make a list of|mention"
+        ("list", "(?:(?:generate|create|make|write|compile|provide) (?:me )?a list of|list|enumerate|give (?:me "
+                 "|us )?a list of|provide a list of|make a list of|mention"
                  "|identify)(?: for me)?(?: all)?"),
         ("give", "(?:give|suggest|recommend|provide|share|offer|propose|tell|show|get)(?: (?:me|us|to me))?(?: with)?"),
         ("yesno", "whether|if"),

@@ -31,6 +31,14 @@ _PHRASES: Final = re.compile(
     rf"(?<!\S)(?:{'|'.join(map(re.escape, sorted(synonyms.PHRASES, key=len, reverse=True)))})(?!\S)"
 )
 _ASKING: Final = {word: word for word in in_order("what who where when why how")} | {"which": "what", "whom": "who"}
+_BEFORE_ONE: Final = english.AUXILIARY | words("no the which this that each every")
+"""Before "one" where it counts nothing."""
+_ADDRESSED: Final = re.compile(
+    r"\b(?:is|are|was|were|do|does|did|can|could|should|will|would|may|might|must|have|had|about|to|of|with|for"
+    r"|from) you\b|"
+    r"\byours?\b|\bours?\b|^you\b|\bif you\b"
+)
+"""You, who are asked, and not just anyone."""
 _TO_ME: Final = re.compile("^(?!what|who|when|where|why|how|which|is|are|do|does|did|can|will|should)(\\w+) (?:me|us) ")
 _CAPITAL_WORDS: Final = {"US": "usa", "IT": "information-technology", "WHO": "world-health-organization"}
 """Abbreviations that are other words in lower case."""
@@ -86,10 +94,19 @@ def read_english(
 
 def english_essence(found: list[str]) -> str:
     """The question without courtesies, in the commonest words for it: what its vector is made of."""
-    words = []
-    for word in _asked(found)[1].text.split():
-        words.append(_COMMON.get(stems.stem(word), word))
-    return " ".join(words).replace(" 's", "'s").replace(" ,", ",")
+    words = _asked(found)[1].text.split()
+    out: list[str] = []
+    at = 0
+    while at < len(words):
+        number = None if _no_number(words, at) else numbers.spelled(words, at)
+        if number is not None:
+            out.append(number[0])
+        elif words[at] in ("st", "nd", "rd", "th") and out and out[-1].isdigit():
+            out[-1] += "th"
+        else:
+            out.append(_COMMON.get(stems.stem(words[at]), words[at]))
+        at += 1 if number is None else number[1]
+    return " ".join(out).replace(" 's", "'s").replace(" ,", ",")
 
 
 def _asked(found: list[str]) -> tuple[str, english_question.Ask]:
@@ -102,6 +119,8 @@ def _is_anyone(ask: english_question.Ask, persons: set[str]) -> bool:
     if ask.generic:
         return len(persons) <= 1 and not persons & {"he", "she"}
     if ask.kind in ("why", "how", "yesno", "what", "explain", "list", "when", "where", "who") and persons == {"we"}:
+        return True
+    if persons in ({"you"}, {"we"}) and (" when you " in ask.text or not _ADDRESSED.search(ask.text)):
         return True
     return ask.kind == "yesno" and persons == {"I"} and ask.text.startswith(("can ", "should ", "must ", "do i need "))
 
@@ -205,7 +224,7 @@ def _no_number(tokens: list[str], at: int) -> bool:
     before = tokens[at - 1] if at else ""
     after = tokens[at + 1] if at + 1 < len(tokens) else ""
     if tokens[at] == "one":
-        return not after or after in english.LIGHT or before in ("no", "the", "which", "this", "that", "each", "every")
+        return not after or after in english.LIGHT or before in _BEFORE_ONE
     if tokens[at] in ("second", "seconds"):
         return before[:1].isdigit() or before in numbers.SMALL or before in ("per", "a", "each", "every")
     return False

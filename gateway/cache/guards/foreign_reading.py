@@ -89,8 +89,9 @@ def read_foreign(
     ties = _TIES[language].split()
     persons = [
         _PERSON_OF[language][word]
-        for before, word in zip(["", *rest], rest, strict=False)
-        if word in _PERSON_OF[language] and not (word in ("il", "elle") and before in _INVERTED)
+        for before, word, after in zip(["", *rest], rest, [*rest[1:], ""], strict=False)
+        if word in _PERSON_OF[language]
+        and not (word in ("il", "elle") and (before in _INVERTED or after in ("y", "faut", "est")))
     ]
     if kind == "how" and len(set(persons)) <= 1 and not set(persons) & {"he", "she"}:
         persons = []
@@ -120,7 +121,7 @@ def read_foreign(
 def foreign_essence(language: str, found: list[str]) -> str:
     """The kind of question and the words that it hangs on, sorted: small models know little of a foreign sentence."""
     reading = read_foreign(language, found, frozenset(), (), ())
-    told = (*sorted(reading.negations), *sorted(word.form for word in reading.words), *reading.numbers)
+    told = (*sorted(reading.negations), *sorted(word.key for word in reading.words), *reading.numbers)
     return " ".join((reading.kind, *told))
 
 

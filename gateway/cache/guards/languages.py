@@ -77,7 +77,7 @@ LEXICONS: Final[dict[str, Lexicon]] = {
         mir dich dir mein meine meinen meinem meiner dein deine ihre ihren sein seine uns unser unsere und auch denn
         eigentlich genau mal bitte so da dass was wer wen wem wie wo wann warum wieso welche welcher welches welchen
         kann kannst können könnte könntest soll sollte sollen muss will möchte gibt gib lautet heißt funktioniert um
-        dafür daran etwas bin bist als von vom""",
+        dafür daran etwas bin bist als von vom bedeutet bedeuten liegt befindet wort""",
         asks="""what:was ist,was sind,was bedeutet,was
 how:wie
 who:wer
@@ -113,7 +113,7 @@ give:gib mir,gib,zeige mir,zeige""",
         quels quelles ce cet cette ces c s se je j tu il elle on nous vous ils elles me m te t mon ma mes ton ta tes son
         sa ses notre votre leur y et comment pourquoi quand combien où ou peux peut puis dois doit faut il-y-a donc
         alors
-        aussi bien plait sur avec à ne n si être""",
+        aussi bien plait sur avec à ne n si être trouve trouvent situé située signifie mot""",
         asks="""how:comment est-ce que,comment
 why:pourquoi est-ce que,pourquoi
 when:quand est-ce que,quand,en quelle année
@@ -145,7 +145,8 @@ give:donne-moi,donne,montre-moi""",
         light="""el la los las un una unos unas de del es son era fue está están esta hay en para por que se lo le me
         te mi
         mis tu tus su sus yo tú él ella nosotros y con al como cual cuáles qué quién quiénes dónde cuándo cuánto
-        cuántos cuántas cuánta puedo puede puedes debo hago hacer hace ser estar ha han he muy también cual""",
+        cuántos cuántas cuánta puedo puede puedes debo hago hacer hace ser estar ha han he muy también cual significa
+        palabra encuentra encuentran ubicado ubicada queda""",
         asks="""how:cómo
 why:por qué
 when:cuándo,en qué año
@@ -178,7 +179,7 @@ give:dame,muéstrame""",
         per che chi
         cosa cos come quando dove perché qual quale quali quanto quanti quante quanta si mi ti ci vi io tu lui lei noi
         mio mia tuo suo al alla ai allo agli con su sul sulla posso può puoi devo fare c'è c ci ha hanno ho anche ed
-        essere""",
+        essere significa parola trova trovano situato situata""",
         asks="""how:come
 why:perché
 when:quando,in che anno,in quale anno
@@ -209,7 +210,8 @@ give:dammi,mostrami""",
         light="""o a os as um uma uns umas de do da dos das é são era foi está há em no na nos nas para por que se me
         te meu
         minha seu sua eu tu ele ela nós você vocês e com ao à como qual quais quem onde quando quanto quantos quantas
-        posso pode poderia devo faço fazer faz tem ser fica ter pelo pela também porque""",
+        posso pode poderia devo faço fazer faz tem ser fica ter pelo pela também porque significa palavra localizado
+        localizada""",
         asks="""how:como
 why:por que,porque,por quê
 when:quando,em que ano
@@ -239,7 +241,8 @@ give:me dê,mostre""",
         light="""de het een van is zijn was waren wordt worden werd werden heeft hebben had in op aan voor met bij te
         om er
         dat die dit deze ik je jij u hij ze zij we wij men mijn jouw uw en ook eigenlijk nu dan zo wat wie waar wanneer
-        waarom hoe welke welk kan kun kunt kunnen zou moet moeten wil mag heet gaat geef doe doen bent ben mij me""",
+        waarom hoe welke welk kan kun kunt kunnen zou moet moeten wil mag heet gaat geef doe doen bent ben mij me
+        betekent woord ligt""",
         asks="""how:hoe
 why:waarom
 when:wanneer,in welk jaar

@@ -19,6 +19,15 @@ _TOKEN: Final = re.compile(
 )
 MOST_CHARACTERS: Final = 2000
 """Longer texts are not read: hardly two of them say the same."""
+_HINTS: Final = (
+    ("¿¡ñ", ("es",)),
+    ("ãõ", ("pt",)),
+    ("äöüß", ("de",)),
+    ("œûîù", ("fr",)),
+    ("ìò", ("it",)),
+    ("áíóú", ("es", "pt")),
+)
+"""Letters and signs -> languages that they speak for, where the words leave it open."""
 _STOPS: Final = frozenset(",.;:!?…\n()")
 BARE: Final = {
     word.replace("'", ""): word
@@ -101,6 +110,12 @@ def language_of(text: str) -> str | None:
     for name, lexicon in LEXICONS.items():
         scores[name] += sum(word in lexicon.direction or word in lexicon.asks for word in found) * 0.5
         scores[name] += sum(lexicon.asks.get(word) in ("explain", "list") for word in found) * 0.5
+    by_words = dict(scores)
+    known = {name for name, score in scores.items() if score >= 1}
+    for letters, names in _HINTS:
+        if any(char in letters for char in text.lower()):
+            for name in known.intersection(names):
+                scores[name] += 1
     best = max(scores, key=lambda name: scores[name])
     if scores[best] < 1 or scores[best] < 0.15 * len(found):
         return None
@@ -109,7 +124,7 @@ def language_of(text: str) -> str | None:
         return None
     for name, light in LIGHT.items():
         if name != best and sum(word in light and word not in LIGHT[best] for word in found) >= max(
-            3, scores[best] * 0.8
+            3, by_words[best] * 0.7
         ):
             return None
     return best

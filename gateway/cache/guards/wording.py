@@ -17,6 +17,8 @@ _DIRECTION: Final = frozenset(stem(word) for word in english.DIRECTION)
 _FORM: Final = frozenset(stem(word) for word in english.FORM)
 _PREFIXES: Final = tuple(sorted(english.NEGATING_PREFIXES, key=len, reverse=True))
 _SUPERLATIVE_SCOPE: Final = frozenset(("world", "ever"))
+_REASONED: Final = frozenset(stem(word) for word in ("difference", "reason", "advantage", "disadvantage", "symptom"))
+"""Of which one tells the main ones, asked or not."""
 _MANNER: Final = frozenset(("brief", "detail", "simpl", "stepwis"))
 """Words that say how to answer, wherever they stand."""
 _LONG: Final = 9
@@ -97,6 +99,8 @@ def _differing(asked: Reading, kept: Reading) -> tuple[set[str], set[str]]:
         shared = ours & theirs
         if any(key.endswith("est") or key in ("most", "least") for key in shared):
             left, right = left - _SUPERLATIVE_SCOPE, right - _SUPERLATIVE_SCOPE
+        if _REASONED & shared:
+            left, right = left - {"main"}, right - {"main"}
         if "capital" in shared:
             left, right = left - {"citi"}, right - {"citi"}
     if len(left) == len(right):
