@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.cache.guards import english, english_question, numbers, stems, synonyms
+from gateway.cache.guards import english, english_question, numbers, phrases, stems, synonyms
 from gateway.cache.guards.english_courtesy import strip
 from gateway.cache.guards.literal import MARK
 from gateway.cache.guards.reading import BARE, Reading, Word
@@ -28,7 +28,7 @@ _PERSONS: Final = {
 _HEADS: Final = {stems.stem(word): stems.stem(group[0]) for group in synonyms.GROUPS for word in group}
 _COMMON: Final = {stems.stem(word): group[0] for group in synonyms.GROUPS for word in group}
 _PHRASES: Final = re.compile(
-    rf"(?<!\S)(?:{'|'.join(map(re.escape, sorted(synonyms.PHRASES, key=len, reverse=True)))})(?!\S)"
+    rf"(?<!\S)(?:{'|'.join(map(re.escape, sorted(phrases.PHRASES, key=len, reverse=True)))})(?!\S)"
 )
 _ASKING: Final = {word: word for word in in_order("what who where when why how")} | {"which": "what", "whom": "who"}
 _BEFORE_ONE: Final = english.AUXILIARY | words("no the which this that each every")
@@ -111,7 +111,7 @@ def english_essence(found: list[str]) -> str:
 
 def _asked(found: list[str]) -> tuple[str, english_question.Ask]:
     text = strip(" ".join(_plain_words(found)))
-    return text, english_question.ask(_PHRASES.sub(lambda phrase: synonyms.PHRASES[phrase.group()], text))
+    return text, english_question.ask(_PHRASES.sub(lambda phrase: phrases.PHRASES[phrase.group()], text))
 
 
 def _is_anyone(ask: english_question.Ask, persons: set[str]) -> bool:

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from gateway.cache.guards import essence, readable, speaks_of_now
 from gateway.cache.guards.numbers import digits, roman, spelled
+from gateway.cache.guards.phrases import PHRASES
 from gateway.cache.guards.reading import MOST_CHARACTERS, language_of
 from gateway.cache.guards.stems import stem
-from gateway.cache.guards.synonyms import GROUPS, PHRASES
+from gateway.cache.guards.synonyms import GROUPS
 
 
 @pytest.mark.parametrize(
