@@ -1,9 +1,8 @@
-"""Words and phrases that ask for the same thing: our own short table, of pairs that hold in nearly every question.
+"""Words that ask for the same thing: our own table, of such as hold in nearly every question.
 
-A group is one meaning; its first word is the one all others are read as. Left out on purpose: near-synonyms that
-someone may
-ask for the one or the other of (reset and restart, treatment and cure, city and town). A word of several meanings does
-no harm where nobody would set it against the others of its group.
+A group is one meaning; its first word is the one all others are read as. Left out on purpose: near-synonyms of which
+someone may ask for the one or the other (reset and restart, treatment and cure, city and town). A word of several
+meanings does no harm where nobody would set it against the others of its group.
 """
 
 from __future__ import annotations
