@@ -57,7 +57,18 @@ GATEWAY_ROOMS = {
     | {"administration", "cache", "memory", "memory_rooms", "promptlog"}
     | {"tenants", "admission", "billing", "routing", "tokens", "backends", "idempotency", "db"},
 }
-PLAIN_MODULES = {"policies", "settings", "clock", "ids", "telemetry", "redis_url", "secret_key", "answerable", "apis", "long_work"}
+PLAIN_MODULES = {
+    "policies",
+    "settings",
+    "clock",
+    "ids",
+    "telemetry",
+    "redis_url",
+    "secret_key",
+    "answerable",
+    "apis",
+    "long_work",
+}
 
 
 def imports_of(path: Path) -> Iterator[str]:

@@ -65,7 +65,9 @@ async def _issue_keys(tenants: Tenants, directory: Directory, kept: Credentials 
     try:
         await tenants.authenticate(tenant_key)
     except InvalidKey:
-        tenant_key, _ = await directory.create_key(actor, TENANT, "local", scopes={"inference", "prompts:read", "usage:read"})
+        tenant_key, _ = await directory.create_key(
+            actor, TENANT, "local", scopes={"inference", "prompts:read", "usage:read"}
+        )
     admin_key = kept.admin_key if kept else None
     try:
         await tenants.authenticate_admin(admin_key)
