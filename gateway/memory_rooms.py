@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Final, cast
+from typing import Any, Final, cast
 from uuid import UUID
 
 import msgspec
+import structlog
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -37,6 +38,7 @@ from gateway.settings import Settings
 
 TIMEOUT_S: Final = 2.0
 """For one answer of Redis to the prompt log, for which no client waits."""
+_log = structlog.get_logger(__name__)
 
 
 class MemoryRooms:
@@ -78,22 +80,24 @@ class MemoryRooms:
             counter=metrics,
         )
         self.log = PromptLog(self._client(), self.data_keys, clock, Redactor, lost=metrics.log_lost)
-        self.reader = Reader(self._client(), self.data_keys, clock)
+        self.reader = Reader(self._client(), self.data_keys, clock, Redactor)
         self._retention = Retention(self._client(), self._policies)
 
     def eraser(self, others: Sequence[Erasable]) -> Eraser | None:
         return None if self._url is None else Eraser(self._client(), self.data_keys, self._clock, others)
 
-    def notes(self) -> Mapping[str, str]:
+    async def notes(self) -> Mapping[str, str]:
         """What readiness tells of it."""
         if self.cache is None:
             return {"answer_cache": "off: set CACHE_REDIS_URL", "prompt_log": "off: set CACHE_REDIS_URL"}
-        available = self.cache.semantic_available
+        return {"answer_cache": await self.cache.fault() or "ok", "semantic_cache": self._semantic(self.cache)}
+
+    def _semantic(self, cache: AnswerCache) -> str:
         if self.without_embedder is not None:
-            return {"semantic_cache": f"off: {self.without_embedder}"}
-        if available is None:
-            return {"semantic_cache": "not known yet"}
-        return {"semantic_cache": "ok" if available else f"off: {self.cache.semantic_fault}"}
+            return f"off: {self.without_embedder}"
+        if cache.semantic_available is None:
+            return "not known yet"
+        return "ok" if cache.semantic_available else f"off: {cache.semantic_fault}"
 
     async def __aenter__(self) -> MemoryRooms:
         await self._open.enter_async_context(self.data_keys)
@@ -119,4 +123,13 @@ class MemoryRooms:
         """Those of all tenants. Raises DatabaseUnavailable."""
         async with transaction(self._engine) as connection:
             rows = await connection.execute(select(tenants.c.id, tenants.c.prompt_log))
-            return {row.id: msgspec.convert(row.prompt_log, PromptLogPolicy) for row in rows}
+            return dict(_understood((row.id, row.prompt_log) for row in rows))
+
+
+def _understood(policies: Iterable[tuple[UUID, Any]]) -> Iterator[tuple[UUID, PromptLogPolicy]]:
+    """A later release may have written what this one does not know: that costs no other tenant its retention."""
+    for tenant_id, policy in policies:
+        try:
+            yield tenant_id, msgspec.convert(policy, PromptLogPolicy)
+        except msgspec.ValidationError as fault:
+            _log.warning("prompt_log_policy_not_understood", tenant_id=str(tenant_id), error=str(fault))

@@ -39,8 +39,6 @@ from gateway.http.prompt_answer import (
 )
 from gateway.http.tenant_gate import principal_of, tenant_gate
 from gateway.promptlog.entry import MAX_COMMENT
-from gateway.promptlog.sealing import remembered
-from gateway.redaction import Redactor
 from gateway.tenants.records import as_id
 from gateway.tenants.service import Tenants
 from worker.protocol.errors import ApiError
@@ -72,7 +70,6 @@ def tenant_prompt_handlers(
 ) -> list[HTTPRouteHandler]:
     searches: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
     exports: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
-    make_redactor = remembered(Redactor)
     guards = [tenant_gate(tenants, body_timeout_s=body_timeout_s)]
     tags = ["Prompt log"]
 
@@ -164,8 +161,10 @@ def tenant_prompt_handlers(
     async def feedback(request: AnyRequest, request_id: RequestRef, data: JSONBody[NewFeedback]) -> None:
         named = as_id(request_id)
         owner = principal_of(request)
-        reader, redact = prompts.reader, make_redactor(owner.prompt_log.patterns).text
-        if named is None or not await reader.feedback(owner.tenant_id, named, data.score, data.comment, redact=redact):
+        reader, patterns = prompts.reader, owner.prompt_log.patterns
+        if named is None or not await reader.feedback(
+            owner.tenant_id, named, data.score, data.comment, patterns=patterns
+        ):
             raise _not_found(request_id)
 
     return [list_, search, export, retrieve, feedback]

@@ -53,7 +53,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """Keyed hash."""
     request_id: UUID | None = None
     erased_at: datetime
-    """Requests admitted before are not logged any more either."""
+    """When it began: requests admitted before are not logged any more either."""
     counts: dict[str, int]
     """By kind, as ``data_keys``, ``logged_prompts``, and what the other rooms keep."""
     unfinished: dict[str, str]
@@ -71,7 +71,7 @@ class Eraser:
 
     async def tenant(self, tenant_id: UUID) -> Receipt:
         """All of the tenant's. Raises nothing that Redis or Postgres do: the receipt says what is unfinished."""
-        steps = _Steps()
+        steps = _Steps(self._clock.now())
         await steps.take("logged_prompts", partial(self._mark, tenant_id, ""))
         await steps.take("data_keys", partial(self._data_keys.erase, tenant_id))
         await steps.take("logged_prompts", partial(self._remove_unreadable, tenant_id))
@@ -82,7 +82,7 @@ class Eraser:
 
     async def end_user(self, tenant_id: UUID, end_user: str) -> Receipt:
         """All of one end user's. ``end_user``: keyed hash. Raises as ``tenant``."""
-        steps = _Steps()
+        steps = _Steps(self._clock.now())
         await steps.take("logged_prompts", partial(self._mark, tenant_id, end_user))
         await steps.take("data_keys", partial(self._data_keys.erase, tenant_id, end_user))
         await steps.take("logged_prompts", partial(self._remove_unreadable, tenant_id))
@@ -92,7 +92,7 @@ class Eraser:
 
     async def request(self, tenant_id: UUID, request_id: UUID) -> Receipt:
         """What there is of one request. Raises as ``tenant``."""
-        steps = _Steps()
+        steps = _Steps(self._clock.now())
         await steps.take("logged_prompts", partial(self._mark, tenant_id, str(request_id)))
         await steps.take("logged_prompts", partial(self._remove_one, tenant_id, request_id))
         for room in self._others:
@@ -135,7 +135,7 @@ class Eraser:
             scope=scope,
             end_user=end_user,
             request_id=request_id,
-            erased_at=self._clock.now(),
+            erased_at=steps.began_at,
             counts=steps.counts,
             unfinished=steps.unfinished,
         )
@@ -144,7 +144,8 @@ class Eraser:
 class _Steps:
     """Each is tried, whatever became of those before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, began_at: datetime) -> None:
+        self.began_at = began_at
         self.counts: dict[str, int] = {}
         self.unfinished: dict[str, str] = {}
 

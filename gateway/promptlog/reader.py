@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Final
 from uuid import UUID
 
 import msgspec
+import structlog
 
 from gateway.admission.redis import RedisClient
 from gateway.clock import Clock
 from gateway.datakeys.service import DataKeys
+from gateway.policies.prompt_log import CustomPattern
 from gateway.promptlog.entry import MAX_COMMENT, Asked, Feedback, Logged, NotReplayable, Summary
 from gateway.promptlog.exporting import line
 from gateway.promptlog.filters import NO_FILTERS, Filters, span_of
 from gateway.promptlog.opened import Opened, Opener
-from gateway.promptlog.sealing import LOOP_BYTES, pack_feedback
+from gateway.promptlog.sealing import LOOP_BYTES, MakeRedactor, pack_feedback, remembered
 from gateway.promptlog.search import Needle
 from gateway.promptlog.store import Bodies, Store
 
@@ -31,6 +33,7 @@ SCAN_BYTES: Final = 64 * 1024 * 1024
 """Of bodies, before compression, that one scan looks through."""
 IN_FLIGHT_BYTES: Final = 2 * 1024 * 1024
 """Of bodies held at once, before compression, unless one entry has more."""
+_log = structlog.get_logger(__name__)
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -44,13 +47,17 @@ class Page(msgspec.Struct, frozen=True):
 
 class Reader:
     """Raises RedisUnavailable, DatabaseUnavailable and UnknownMasterKey from each method, and BadCursor from those that
-    take one. What was erased, or trimmed, is not there. ``redis``: a connection of its own.
+    take one. What was erased, or trimmed, is not there. ``redis``: a connection of its own. ``make_redactor``: without
+    one, no comment is kept beside an entry that was not logged in full.
     """
 
-    def __init__(self, redis: RedisClient, data_keys: DataKeys, clock: Clock) -> None:
+    def __init__(
+        self, redis: RedisClient, data_keys: DataKeys, clock: Clock, make_redactor: MakeRedactor | None = None
+    ) -> None:
         self._store = Store(redis)
         self._opener = Opener(self._store, data_keys)
         self._clock = clock
+        self._make_redactor = None if make_redactor is None else remembered(make_redactor)
 
     async def page(
         self, tenant_id: UUID, filters: Filters = NO_FILTERS, *, cursor: str | None = None, limit: int = 50
@@ -119,12 +126,12 @@ class Reader:
         score: float,
         comment: str | None = None,
         *,
-        redact: Callable[[str], str],
+        patterns: tuple[CustomPattern, ...] = (),
     ) -> bool:
         """Attach a score, from -1 (bad) to 1 (good); the last one counts. False: there is no such entry.
 
-        The comment passes ``redact`` unless the entry was logged in full. It is sealed by the entry's own key, and so
-        erased with it. Raises ValueError.
+        The comment is redacted, with the tenant's ``patterns``, unless the entry was logged in full. It is sealed by
+        the entry's own key, and so erased with it. Raises ValueError.
         """
         feedback = Feedback(score=score, comment=comment, given_at=self._clock.now())
         row = await self._store.row(tenant_id, request_id)
@@ -134,9 +141,19 @@ class Reader:
         if opened.key is None or opened.facts is None:
             return False
         if comment is not None and opened.facts.level != "full":
-            feedback = msgspec.structs.replace(feedback, comment=redact(comment)[:MAX_COMMENT])
+            feedback = msgspec.structs.replace(feedback, comment=self._redacted(comment, patterns))
         sealed = pack_feedback(feedback, opened.key, tenant_id, request_id)
         return await self._store.attach_feedback(tenant_id, request_id, sealed)
+
+    def _redacted(self, comment: str, patterns: tuple[CustomPattern, ...]) -> str | None:
+        if self._make_redactor is None:
+            return None
+        try:
+            return self._make_redactor(patterns).text(comment)[:MAX_COMMENT]
+        except Exception as fault:
+            # Its kind alone, for its text might hold some of the comment.
+            _log.error("comment_not_redacted", error=type(fault).__name__)
+            return None
 
     async def scan(
         self,

@@ -175,7 +175,8 @@ class Store:
 
 
 def is_place(text: str) -> bool:
-    return _PLACE.fullmatch(text) is not None
+    """Of an entry; before the first one that there can be, Redis takes no place for an end."""
+    return _PLACE.fullmatch(text) is not None and text.strip("0-") != ""
 
 
 def _limits(policy: PromptLogPolicy) -> tuple[int, int, int, int]:

@@ -124,7 +124,7 @@ async def rig(
             lost=lambda reason, count: lost.update({reason: count}),
         )
         await stack.enter_async_context(log)
-        yield Rig(url, engine, data_keys, log, Reader(redis, data_keys, clock), Store(redis), redis, lost)
+        yield Rig(url, engine, data_keys, log, Reader(redis, data_keys, clock, Digits), Store(redis), redis, lost)
 
 
 async def account(rig: Rig, tenant_id: UUID) -> tuple[int, int]:

@@ -83,7 +83,7 @@ async def test_after_erasure_redis_own_files_hold_nothing_readable(
         ]
         theirs = entry(globex, "Hamilcar")
         await rig.write(*mine, theirs)
-        await rig.reader.feedback(acme, mine[0].request_id, 1, "comment-words", redact=str)
+        await rig.reader.feedback(acme, mine[0].request_id, 1, "comment-words")
         stolen = (await rig.data_keys.keys([(acme, None), (acme, ANN)])).values()
         await rig.redis.command("SAVE")
         before = dump()
@@ -195,7 +195,7 @@ async def test_what_another_replica_writes_by_an_erased_key_is_unreadable_and_go
         assert await rig.reader.entry(acme, stale.request_id) is None
         assert [line async for line in rig.reader.export(acme)] == []
         assert (await rig.reader.scan(acme, "France")).entries == []
-        assert not await rig.reader.feedback(acme, stale.request_id, 1, redact=str)
+        assert not await rig.reader.feedback(acme, stale.request_id, 1)
         receipt = await eraser.end_user(acme, BOB)
         assert receipt.counts == {"logged_prompts": 1, "data_keys": 0}
         assert await rig.store.rows(acme, count=10) == []
