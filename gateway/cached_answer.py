@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final
 
 from gateway.admission.ticket import Saving, Ticket
 from gateway.answerable import Answerable
 from gateway.ask import Ask, Call
-from gateway.assembly import replay
+from gateway.assembly import replay, with_echo_of
 from gateway.billing.usage import Status, TokenUsage, UsageEvent, usd_text
 from gateway.cache.found import Hit, Miss
+from gateway.long_work import worked
 from gateway.observability.observer import Observer
 from gateway.order import Plan
 from gateway.recording import Recording
@@ -86,18 +87,19 @@ class CachedAnswer:
     async def events(self) -> list[bytes]:
         if self.complete:
             return []
-        events = replay(self._ask.api, self._hit.body, include_usage=self._ask.include_usage)
+        events = await worked(len(self._hit.body), self._events)
         if self._recording is not None:
             self._recording.feed(events)
         self._settle("cache_hit")
         return events
 
     async def whole(self) -> bytes:
+        body = await worked(len(self._hit.body), self._body)
         if self._recording is not None:
-            self._recording.whole(self._hit.body)
+            self._recording.whole(body)
         self._settle("cache_hit")
         await self._ticket.sent()
-        return self._hit.body
+        return body
 
     async def __aenter__(self) -> CachedAnswer:
         return self
@@ -154,6 +156,12 @@ class CachedAnswer:
             )
         )
 
+    def _body(self) -> bytes:
+        return with_echo_of(self._ask.raw, self._hit.body)
+
+    def _events(self) -> list[bytes]:
+        return replay(self._ask.api, self._body(), include_usage=self._ask.include_usage)
+
     def _row(self) -> UsageEvent:
         event = self._ticket.event
         assert event is not None
@@ -171,13 +179,15 @@ class SharedAnswer:
         streamed: bool,
         timeout_s: float,
         keepalive_s: float,
+        headers: Mapping[str, str],
     ) -> None:
-        """``answer``: makes the answer of what came of waiting."""
+        """``answer``: makes the answer of what came of waiting. ``headers``: that any answer has."""
         self._miss = miss
         self._answer = answer
         self._streamed = streamed
         self._timeout_s = timeout_s
         self._keepalive_s = keepalive_s
+        self._headers = headers
         self._waiting: asyncio.Task[Hit | Miss] | None = None
         self._found: Answerable | None = None
         self._client_left = False
@@ -205,7 +215,7 @@ class SharedAnswer:
             self._found.left()
 
     def headers(self) -> list[tuple[str, str]]:
-        return [] if self._found is None else self._found.headers()
+        return [*self._headers.items()] if self._found is None else self._found.headers()
 
     async def events(self) -> list[bytes]:
         found = await self._wait(self._keepalive_s)
@@ -233,8 +243,7 @@ class SharedAnswer:
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._waiting is not None:
-            self._waiting.cancel()
-            await asyncio.wait((self._waiting,))
+            self._waiting.cancel()  # it ends by itself; nothing here waits before the request is settled
         if self._found is None:
             # Nobody waits any more: it is settled as an answer of its own, of which nothing was read.
             self._miss.drop()

@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, get_args
 
 import msgspec
@@ -13,6 +14,7 @@ from gateway.ask import Ask, Call
 from gateway.cache.found import Hit, Miss
 from gateway.cache.question import Question
 from gateway.cache.service import AnswerCache
+from gateway.long_work import worked
 from gateway.order import Plan
 from gateway.policies.answer_cache import NO_CACHE, NO_POLICY, CacheRules, RequestMode, rules_for
 from gateway.policies.prompt_log import NO_LOG, PromptLogPolicy
@@ -59,7 +61,7 @@ class Memory:
         if self._cache is None or rules.mode == "off":
             return None
         principal, route = plan.principal, plan.route
-        body = _decoder.decode(ask.raw)
+        body = await worked(len(ask.raw), partial(_decoder.decode, ask.raw))
         body[_MADE_BY] = msgspec.Raw(msgspec.json.encode(self._who_makes(route)))
         body[_CAP] = msgspec.Raw(msgspec.json.encode(plan.order.output_cap))
         return await self._cache.look_up(

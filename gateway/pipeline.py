@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
@@ -109,17 +110,24 @@ class Pipeline:
             rules = self._memory.rules(call, principal, plan.route)
             ticket = await self._admit(call, principal, plan.draft, plan.bound, after=stale)
         ticket.reprice(plan.tariff_at(ticket.admitted_at))
-        found = await self._memory.look_up(ask, plan, rules)
-        answer = partial(self._answer, call, ask, plan, ticket, observer, rules)
-        if isinstance(found, Miss) and found.following:
-            return SharedAnswer(
-                found,
-                answer,
-                streamed=ask.stream,
-                timeout_s=plan.route.timeout_s,
-                keepalive_s=self._keepalive_s,
-            )
-        return answer(found)
+        try:
+            found = await self._memory.look_up(ask, plan, rules)
+            answer = partial(self._answer, call, ask, plan, ticket, observer, rules)
+            if isinstance(found, Miss) and found.following:
+                return SharedAnswer(
+                    found,
+                    answer,
+                    streamed=ask.stream,
+                    timeout_s=plan.route.timeout_s,
+                    keepalive_s=self._keepalive_s,
+                    headers=ticket.headers,
+                )
+            return answer(found)
+        except BaseException as fault:
+            stopping = isinstance(fault, asyncio.CancelledError)
+            code = "gateway_stopping" if stopping else "internal_error"
+            ticket.settle("failed", TokenUsage(), attempts=0, error_code=code)
+            raise
 
     def _answer(
         self,

@@ -47,18 +47,24 @@ class Recording:
         self._policy = policy
         self._log = log
         self._miss = miss
+        keeps = miss is not None and miss.keeps
         self._bodies = log is not None and policy.level in ("redacted", "full")
         self._assembler: Assembler | None = None
         self._whole: bytes | None = None
-        limit = max(most_kept if miss is not None else 0, policy.max_body_bytes + SPARE if self._bodies else 0)
+        limit = max(most_kept if keeps else 0, policy.max_body_bytes + SPARE if self._bodies else 0)
         if ask.stream and limit:
             self._assembler = assembler(ask.api, limit=limit)
 
     def feed(self, events: list[bytes]) -> None:
         """Of a stream."""
-        if self._assembler is not None:
+        if self._assembler is None:
+            return
+        try:
             for event in events:
                 self._assembler.feed(event)
+        except Exception:
+            self._assembler = None
+            _log.exception("stream_not_recorded", api=self._ask.api)
 
     def whole(self, body: bytes) -> None:
         self._whole = body
@@ -77,13 +83,14 @@ class Recording:
         except Exception:
             # The client's answer and the row are what they are.
             _log.exception("request_not_recorded", request_id=str(event.request_id))
+        finally:
+            if self._miss is not None:
+                # Whoever waits for this answer must not wait in vain.
+                self._miss.drop()
 
     def _keep(self, event: UsageEvent, body: bytes | None, usage: TokenUsage, *, cut: bool) -> None:
-        miss, self._miss = self._miss, None
-        if miss is None:
-            return
-        if event.status != "ok" or body is None or cut:
-            miss.drop()
+        miss = self._miss
+        if miss is None or not miss.keeps or event.status != "ok" or body is None or cut:
             return
         miss.keep(body, usage, describe(self._ask.api, body), str(event.request_id))
 

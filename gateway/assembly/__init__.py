@@ -11,6 +11,7 @@ from typing import Protocol
 from gateway.apis import Api
 from gateway.assembly.chat import ChatAssembler
 from gateway.assembly.chat_replay import chat_events, completion_events
+from gateway.assembly.echoes import with_echo_of
 from gateway.assembly.facts import AnswerFacts, describe
 from gateway.assembly.messages import MessagesAssembler
 from gateway.assembly.messages_replay import message_events
@@ -20,7 +21,7 @@ from gateway.assembly.single import SingleAssembler
 from gateway.backends.lenient_json import decoded
 from gateway.billing.usage import TokenUsage
 
-__all__ = ["AnswerFacts", "Assembler", "assembler", "describe", "replay"]
+__all__ = ["AnswerFacts", "Assembler", "assembler", "describe", "replay", "with_echo_of"]
 
 
 class Assembler(Protocol):

@@ -83,6 +83,11 @@ class Miss:
         self._taken = taken
 
     @property
+    def keeps(self) -> bool:
+        """Whether anybody wants the answer."""
+        return self._keep is not None
+
+    @property
     def following(self) -> bool:
         return self._flight is not None and not self._leads
 
@@ -98,7 +103,11 @@ class Miss:
     def keep(self, body: bytes, usage: TokenUsage, facts: Facts, request_id: str) -> None:
         """The whole answer, as the client got it. Neither waits nor raises; whether it is kept is the cache's say."""
         keep, self._keep = self._keep, None
-        self._land(None if keep is None else keep(Answer(body, usage, facts, request_id)))
+        entry: Entry | None = None
+        try:
+            entry = None if keep is None else keep(Answer(body, usage, facts, request_id))
+        finally:
+            self._land(entry)
 
     def drop(self) -> None:
         """No good answer came. Who follows goes on by itself."""

@@ -28,6 +28,7 @@ from gateway.clock import Clock
 from gateway.db.engine import DatabaseUnavailable
 from gateway.long_work import worked
 from gateway.secret_key import SecretKey
+from gateway.telemetry import Sampler
 
 MOST_WAITING: Final = 1000
 MOST_WAITING_BYTES: Final = 64 * 1024 * 1024
@@ -94,6 +95,9 @@ class Keeper:
         self._pause = redis_pause
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue(MOST_WAITING)
         self._bytes = 0
+        self._told = Sampler(clock)
+        self.fault: str | None = None
+        """Why the latest answer could not be kept, in Redis' words or the database's."""
 
     def offer(self, draft: Draft, answer: Answer) -> Entry | None:
         """What may be given to those who wait for it, and is going to be kept if Redis takes it; or None."""
@@ -131,11 +135,14 @@ class Keeper:
             job = await self._jobs.get()
             try:
                 await self._keep(job)
-            except (RedisUnavailable, DatabaseUnavailable, Paused):
+            except Paused:
                 self._count("unavailable")
+            except (RedisUnavailable, DatabaseUnavailable) as fault:
+                self._count("unavailable")
+                self._tell(fault)
             except Exception as fault:
                 self._count("fault")
-                _log.warning("answer_not_kept", tenant=str(job.entry.tenant_id), error=told(fault))
+                self._tell(fault)
             finally:
                 self._bytes -= job.size
                 self._jobs.task_done()
@@ -159,10 +166,12 @@ class Keeper:
         put = await self._put_of(job, entry, await job.mark or b"")
         try:
             kept, evicted = await self._store.put(put)
-        except RedisUnavailable:
-            self._pause.failed()
+        except RedisUnavailable as fault:
+            if not fault.unsent:  # else it answers, though it takes nothing, as when it is full
+                self._pause.failed()
             raise
         self._pause.went_well()
+        self.fault = None
         self._count(kept.lower())
         if evicted:
             self._counter.count("evicted", {}, evicted)
@@ -240,6 +249,11 @@ class Keeper:
             origin=had.origin,
         )
         await self._agreements.count(job.entry.tenant_id, agreed, self._clock.now())
+
+    def _tell(self, fault: Exception) -> None:
+        self.fault = told(fault)
+        if (count := self._told.take(type(fault).__name__)) is not None:
+            _log.warning("answers_not_kept", error=self.fault, count=count)
 
     def _count(self, outcome: str) -> None:
         self._counter.count("kept", {"outcome": outcome})

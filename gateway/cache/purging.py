@@ -17,6 +17,8 @@ from gateway.secret_key import SecretKey
 _PAGE: Final = 500
 _MARK_S: Final = 24 * 3600
 """Longer than any request takes."""
+_MARK: Final = "#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])"
+"""In a Redis that is full, too."""
 
 
 class Purger:
@@ -49,7 +51,7 @@ class Purger:
         gone = 0
         async with self._client() as client:
             # First, so that no answer to an earlier question is kept behind this.
-            await client.set(mark_key(tenant_id), secrets.token_hex(8), ex=_MARK_S)
+            await client.eval(_MARK, 1, mark_key(tenant_id), secrets.token_hex(8), _MARK_S)
             async for keys in _pages(client, prefix):
                 found = await _having(client, keys, sought)
                 if names := [key.decode().removeprefix(prefix) for key in found]:

@@ -123,6 +123,15 @@ class AnswerCache:
         """Why it is not available, in Redis' words."""
         return "no embedder is configured" if self._index is None else self._index.fault
 
+    async def fault(self) -> str | None:
+        """Why it does not answer, or keeps nothing; None: nothing is known against it."""
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await self._writes.command("PING")
+        except (RedisUnavailable, RedisError, TimeoutError) as fault:
+            return f"unavailable: {told(fault)}"
+        return None if self._keeper.fault is None else f"keeps nothing: {self._keeper.fault}"
+
     async def __aenter__(self) -> AnswerCache:
         await self._tasks.__aenter__()
         self._keeping = self._tasks.create_task(self._keeper.run(), name="keep answers")

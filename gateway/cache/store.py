@@ -30,13 +30,15 @@ ENTRY_BYTES: Final = 1200
 Kept = Literal["KEPT", "TOO_LARGE", "FULL", "PURGED"]
 
 
-def _script(name: str) -> Script:
+def _script(name: str, flags: bytes = b"") -> Script:
     files = resources.files("gateway.cache")
     source = b"\n".join(files.joinpath(f"{part}.lua").read_bytes() for part in ("account", name))
+    source = source.replace(b"#!lua", b"#!lua" + flags, 1)
     return Script(f"answer cache {name}", source, sha1(source, usedforsecurity=False).hexdigest().encode())
 
 
-PUT, REMOVE = SCRIPTS = tuple(_script(name) for name in ("put", "remove"))
+# What forgets must do so in a Redis that is full, too.
+PUT, REMOVE = SCRIPTS = (_script("put"), _script("remove", b" flags=allow-oom"))
 
 
 @dataclass(frozen=True, slots=True)

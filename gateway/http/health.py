@@ -24,11 +24,11 @@ def health_handlers(
     *,
     needs_backend: bool,
     draining: Callable[[], bool] = lambda: False,
-    notes: Callable[[], Mapping[str, str]] = dict,
+    notes: Callable[[], Awaitable[Mapping[str, str]]] | None = None,
 ) -> list[HTTPRouteHandler]:
     """``backends``: how many workers and declared backends take requests. ``draining``: whether none are taken here.
     ``notes``: what is told beside, and keeps no gateway from being ready."""
-    readings = _Readings(checks)
+    readings = _Readings(checks, notes)
 
     @get("/healthz", operation_id="health", summary="Whether the process runs", tags=["Operations"], security=[{}])
     async def healthz() -> dict[str, str]:
@@ -48,7 +48,7 @@ def health_handlers(
         state: dict[str, Any] = {"status": "ready" if ready else "draining" if draining() else "unready"}
         state |= {name: "ok" if well else "unavailable" for name, well in passed.items()}
         state["backends"] = alive
-        state |= notes()
+        state |= readings.notes
         return Response(msgspec.json.encode(state), status_code=200 if ready else 503, media_type="application/json")
 
     @head("/healthz", include_in_schema=False)
@@ -66,8 +66,10 @@ def health_handlers(
 class _Readings:
     """The checks' latest outcome, shared by all who ask."""
 
-    def __init__(self, checks: Mapping[str, Check]) -> None:
+    def __init__(self, checks: Mapping[str, Check], notes: Callable[[], Awaitable[Mapping[str, str]]] | None) -> None:
         self._checks = checks
+        self._notes = notes
+        self.notes: Mapping[str, str] = {}
         self._passed: dict[str, bool] = {}
         self._good_until = float("-inf")
         self._checking = asyncio.Lock()
@@ -78,6 +80,8 @@ class _Readings:
             if loop.time() >= self._good_until:
                 outcomes = await asyncio.gather(*map(_passes, self._checks.values()))
                 self._passed = dict(zip(self._checks, outcomes, strict=True))
+                if self._notes is not None:
+                    self.notes = await self._notes()
                 self._good_until = loop.time() + GOOD_FOR_S
             return self._passed
 

@@ -21,6 +21,7 @@ async def test_health_and_readiness(gateway: Any, upstream: Any) -> None:
         assert answer.status_code == 200
         state = answer.json()
         assert state.pop("semantic_cache") in ("ok", "not known yet")
+        assert state.pop("answer_cache") == "ok"
         assert state == {"status": "ready", "postgres": "ok", "schema": "ok", "redis": "ok", "backends": 0}
 
 
