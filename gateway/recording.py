@@ -51,19 +51,21 @@ class Recording:
         self._bodies = log is not None and policy.level in ("redacted", "full")
         self._assembler: Assembler | None = None
         self._whole: bytes | None = None
+        self._broken = False
+        """Whether the stream could not be put together to its end."""
         limit = max(most_kept if keeps else 0, policy.max_body_bytes + SPARE if self._bodies else 0)
         if ask.stream and limit:
             self._assembler = assembler(ask.api, limit=limit)
 
     def feed(self, events: list[bytes]) -> None:
         """Of a stream."""
-        if self._assembler is None:
+        if self._assembler is None or self._broken:
             return
         try:
             for event in events:
                 self._assembler.feed(event)
         except Exception:
-            self._assembler = None
+            self._broken = True
             _log.exception("stream_not_recorded", api=self._ask.api)
 
     def whole(self, body: bytes) -> None:
@@ -73,13 +75,10 @@ class Recording:
         """``event``: its row. ``usage``: what the answer took, if that is known. ``cache``: what the answer cache made
         of it, as the client is told."""
         try:
-            body = self._whole
-            if body is None and self._assembler is not None:
-                body = self._assembler.whole(usage)
-            cut = self._assembler is not None and self._assembler.over
-            self._keep(event, body, usage or TokenUsage(), cut=cut)
+            body, cut = self._body(usage)
             if self._log is not None:
                 self._log.record(self._policy, self._entry(event, body, cache, cut=cut))
+            self._keep(event, body, usage or TokenUsage(), cut=cut)
         except Exception:
             # The client's answer and the row are what they are.
             _log.exception("request_not_recorded", request_id=str(event.request_id))
@@ -87,6 +86,16 @@ class Recording:
             if self._miss is not None:
                 # Whoever waits for this answer must not wait in vain.
                 self._miss.drop()
+
+    def _body(self, usage: TokenUsage | None) -> tuple[bytes | None, bool]:
+        """The answer, as far as it came, and whether something of it is missing here."""
+        if self._whole is not None or self._assembler is None:
+            return self._whole, False
+        try:
+            return self._assembler.whole(usage), self._assembler.over or self._broken
+        except Exception:
+            _log.exception("stream_not_recorded", api=self._ask.api)
+            return None, True
 
     def _keep(self, event: UsageEvent, body: bytes | None, usage: TokenUsage, *, cut: bool) -> None:
         miss = self._miss

@@ -17,6 +17,7 @@ from gateway.promptlog import reader as reader_module
 from gateway.promptlog.entry import NotReplayable
 from gateway.promptlog.filters import NO_FILTERS, BadCursor, Filters
 from gateway.promptlog.reader import Page, Reader
+from gateway.promptlog.search import Needle
 from tests.gateway.datakeys.support import NEW, OLD
 from tests.gateway.promptlog.support import ANN, BOB, FULL, METADATA, REDACTED, Rig, answer, body, entry
 from tests.gateway.promptlog.support import rig as make_rig
@@ -219,8 +220,26 @@ async def test_a_text_is_found_in_either_body_whatever_its_case(rig: Rig, acme: 
     assert ids(await rig.reader.scan(acme, "content")) == [], "the name of a field is not what was said"
     assert ids(await rig.reader.scan(acme, "NO json")) == [other.request_id]
     assert ids(await rig.reader.scan(acme, "café", Filters(model="other"))) == []
+    for text in ("cafe\u0301", "CAFE\u0301"):
+        assert set(ids(await rig.reader.scan(acme, text))) == {asked.request_id, answered.request_id}
+    assert ids(await rig.reader.scan(acme, "cafe")) == []
     with pytest.raises(ValueError, match="empty"):
         await rig.reader.scan(acme, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "sought"),
+    [
+        ("Straße", "STRASSE"),
+        ("ΣΊΣΥΦΟΣ", "σίσυφος"),
+        ("İstanbul", "i\u0307STANBUL"),
+        ("ﬁn", "FIN"),
+        ("가", "\u1100\u1161"),
+    ],
+)
+def test_letters_are_folded_as_unicode_has_it(text: str, sought: str) -> None:
+    for one, other in ((text, sought), (sought, text)):
+        assert Needle(other).within(json.dumps({"content": f"- {one} -"}).encode())
 
 
 @pytest.mark.parametrize("bound", ["EXAMINED", "SCAN_BYTES", "SCAN_S", "IN_FLIGHT_BYTES"])
