@@ -48,7 +48,7 @@ GATEWAY_ROOMS = {
     "promptlog": {"admission", "datakeys", "db"},
     "responses": {"ask", "translation", "db", "tenants"},
     "http": {"pipeline", "ask", "answer", "translation", "responses", "observability"}
-    | {"administration", "cache", "datakeys", "promptlog"}
+    | {"administration", "cache", "datakeys", "memory", "promptlog"}
     | {"tenants", "billing", "routing", "backends", "tokens", "admission", "db"},
     "local": {"cli", "tenants", "billing", "db", "admission", "routing"},
     "cli": {"app", "http", "local", "backends", "tenants", "billing", "db", "admission", "routing", "verify"}
