@@ -1,4 +1,4 @@
-"""A text looked for in bodies: in the strings of their JSON, whatever its letters' case, however accents are written."""
+"""A text looked for in bodies: in the strings of their JSON, whatever the case and however accents are written."""
 
 from __future__ import annotations
 
