@@ -86,16 +86,18 @@ class MemoryRooms:
     def eraser(self, others: Sequence[Erasable]) -> Eraser | None:
         return None if self._url is None else Eraser(self._client(), self.data_keys, self._clock, others)
 
-    def notes(self) -> Mapping[str, str]:
+    async def notes(self) -> Mapping[str, str]:
         """What readiness tells of it."""
         if self.cache is None:
             return {"answer_cache": "off: set CACHE_REDIS_URL", "prompt_log": "off: set CACHE_REDIS_URL"}
-        available = self.cache.semantic_available
+        return {"answer_cache": await self.cache.fault() or "ok", "semantic_cache": self._semantic(self.cache)}
+
+    def _semantic(self, cache: AnswerCache) -> str:
         if self.without_embedder is not None:
-            return {"semantic_cache": f"off: {self.without_embedder}"}
-        if available is None:
-            return {"semantic_cache": "not known yet"}
-        return {"semantic_cache": "ok" if available else f"off: {self.cache.semantic_fault}"}
+            return f"off: {self.without_embedder}"
+        if cache.semantic_available is None:
+            return "not known yet"
+        return "ok" if cache.semantic_available else f"off: {cache.semantic_fault}"
 
     async def __aenter__(self) -> MemoryRooms:
         await self._open.enter_async_context(self.data_keys)
