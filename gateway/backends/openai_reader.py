@@ -15,14 +15,13 @@ from msgspec.structs import replace
 from gateway.ask import Translator, Untranslatable
 from gateway.backends import faults
 from gateway.backends.backend import Order, Reading
-from gateway.backends.estimates import TextCount, estimated
 from gateway.backends.faults import BackendFault
 from gateway.backends.lenient_json import as_utf8, decoded
 from gateway.backends.openai_errors import error_of_event
 from gateway.backends.openai_reshaping import Gathered, events_of
+from gateway.backends.openai_totals import Totals
 from gateway.backends.renaming import Renaming, renamed
 from gateway.backends.tool_calls import StreamedCalls, identified
-from gateway.billing.normalise import openai_usage
 from gateway.billing.usage import TokenUsage
 from worker.protocol.sse import DONE, Comment, Event, EventTooLarge, Framer
 
@@ -65,10 +64,8 @@ class EventReader:
         # A whole answer is one event.
         self._framer = Framer(limit=EVENT_LIMIT if order.streamed else BODY_LIMIT, error_field=True)
         self._metered = False
-        self._told = False
-        """Whether the backend told usage, by meter or otherwise. Until it has, tokens are estimated."""
-        self._reported = TokenUsage()
-        self._text = TextCount()
+        """Whether the meter tells usage. Until it does, the totals count."""
+        self._totals = Totals(order)
         self._calls = StreamedCalls()
         self._renaming = Renaming(order.model)
         self._usage_event: bytes | None = None
@@ -113,7 +110,7 @@ class EventReader:
                 usage = self._meter(item.text) if self._meter is not None else None
                 if usage is not None:
                     reading.usage = usage
-                    self._metered = self._told = True
+                    self._metered = True
                 continue
             if item.data == DONE:
                 self._done(reading)
@@ -121,13 +118,14 @@ class EventReader:
                 self._event(item, reading)
             if self._over:
                 break
-        if not self._told and self._text.tokens:
-            reading.usage = estimated(self._order, self._text.tokens)
+        if not self._metered and not reading.complete:
+            reading.usage = self._totals.changed()
         self._anything = self._anything or bool(reading.events)
         return reading
 
     def _event(self, item: Event, reading: Reading) -> None:
         data, order = as_utf8(item.data), self._order
+        counted = self._metered
         # Cheap tests on the bytes first: a JSON key stands there unescaped, so what they miss is not there.
         if (b'"error"' in data or item.event == b"error" or not _is_object(data)) and self._is_no_chunk(item, reading):
             return
@@ -135,15 +133,12 @@ class EventReader:
             # Where a meter tells usage, what the event says of it only matters for the event's place.
             told = _usage_of(data)
             if told is not None:
-                usage = self._reported if self._metered else openai_usage(told.usage, self._reported)
-                if usage is not self._reported:
-                    reading.usage = self._reported = usage
-                    self._told = True
+                counted = counted or self._totals.told(told.usage)
                 if order.streamed and told.has_no_choice:
                     self._usage_event = data
                     return
-        if not self._told:
-            self._text.add(data)
+        if not counted:
+            self._totals.said(data)
         if not self._ends_with_done:
             self._finished = _FINISH_REASON.search(data) is not None
         if not order.streamed:
@@ -201,9 +196,9 @@ class EventReader:
             self._fail(reading, faults.malformed("ended its answer before it began"))
             return
         self._over = True
-        if not self._told:
+        if not self._metered:
             # Also where nothing is text: embeddings, for one.
-            reading.usage = estimated(self._order, self._text.tokens)
+            reading.usage = self._totals.final()
         if self._usage_event is not None and self._order.include_usage:
             self._hand_on(self._usage_event, reading)
         if self._translator is not None and self._order.streamed and reading.fault is None:
@@ -252,12 +247,10 @@ class WholeReader:
         embeds = self._order.api == "embeddings"
         if not bytes(answer.data if embeds else answer.choices).startswith(b"["):
             return Reading(fault=faults.malformed("sent an answer without content"))
-        before = TokenUsage()
-        usage = openai_usage(answer.usage, before)
-        if usage is before:
-            text = TextCount()
-            text.add(b"" if embeds else body)
-            usage = estimated(self._order, text.tokens)
+        totals = Totals(self._order)
+        if not totals.told(answer.usage) and not embeds:
+            totals.said(body)
+        usage = totals.final()
         try:
             return Reading(self._told(body), usage, complete=True)
         except Untranslatable as fault:

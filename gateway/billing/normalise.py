@@ -13,6 +13,8 @@ from gateway.billing.usage import TokenUsage
 
 MAX_TOKENS = 10**12
 _NOTHING = TokenUsage()
+_PROMPT, _INPUT = ("prompt_tokens",), ("input_tokens",)
+_COMPLETION, _OUTPUT = ("completion_tokens",), ("output_tokens",)
 
 
 def openai_usage(reported: object, before: TokenUsage = _NOTHING) -> TokenUsage:
@@ -21,7 +23,7 @@ def openai_usage(reported: object, before: TokenUsage = _NOTHING) -> TokenUsage:
     Tokens of audio, images and predictions are inside the totals and not told apart. ``before``: the totals so far;
     given back as they are if nothing can be read.
     """
-    prompt = _first(reported, ("prompt_tokens",), ("input_tokens",))
+    prompt = _first(reported, _PROMPT, _INPUT)
     cached = _first(
         reported,
         ("prompt_tokens_details", "cached_tokens"),
@@ -31,7 +33,7 @@ def openai_usage(reported: object, before: TokenUsage = _NOTHING) -> TokenUsage:
     written = _first(
         reported, ("prompt_tokens_details", "cache_write_tokens"), ("input_tokens_details", "cache_write_tokens")
     )
-    completion = _first(reported, ("completion_tokens",), ("output_tokens",))
+    completion = _first(reported, _COMPLETION, _OUTPUT)
     reasoning = _first(
         reported, ("completion_tokens_details", "reasoning_tokens"), ("output_tokens_details", "reasoning_tokens")
     )
@@ -45,6 +47,13 @@ def openai_usage(reported: object, before: TokenUsage = _NOTHING) -> TokenUsage:
         completion=_or(completion, before.completion_tokens),
         reasoning=_or(reasoning, before.reasoning_tokens),
     )
+
+
+def openai_tells(reported: object) -> tuple[bool, bool]:
+    """Whether there is a count of the prompt's tokens in it, and one of the output's."""
+    prompt = _first(reported, _PROMPT, _INPUT)
+    completion = _first(reported, _COMPLETION, _OUTPUT)
+    return prompt is not None, completion is not None
 
 
 def anthropic_usage(reported: object, before: TokenUsage = _NOTHING) -> TokenUsage:

@@ -218,6 +218,8 @@ def usages() -> Iterator[Case]:
         ("wild", {"prompt": -9, "completion": "3"}, ESTIMATED),
         ("beyond-reason", {"prompt": 10**30, "completion": 10**30}, ESTIMATED),
         ("as-truths", {"prompt": True, "completion": None}, ESTIMATED),
+        ("output-untold", {"completion": None}, replace(ESTIMATED, prompt=9)),
+        ("prompt-untold", {"prompt": "9"}, replace(ESTIMATED, completion=3)),
     ):
         for mode, script in zip(("streamed", "whole"), _told(**fields), strict=True):
             yield Case(f"usage-{name}", script, outcome, (mode,))  # type: ignore[arg-type]

@@ -351,10 +351,11 @@ def test_what_is_not_utf8_comes_out_as_such(streamed: bool) -> None:
     """Clients that decode strictly, as the official ones do, would raise what is no error of the API."""
     for reader in (EventReader, GatheringReader, WholeReader):
         part = b"delta" if reader is not WholeReader else b"message"
-        body = b'{"choices":[{"index":0,"%b":{"content":"ab\xe6\x97 \xff"}}],"usage":{"prompt_tokens":1}}' % part
+        told = b'{"prompt_tokens":1,"completion_tokens":2}'
+        body = b'{"choices":[{"index":0,"%b":{"content":"ab\xe6\x97 \xff"}}],"usage":%b}' % (part, told)
         wire = body if reader is WholeReader else encode_event(body) + b"data: [DONE]\n\n"
         came = read(reader(order(streamed=streamed)), [wire])
-        assert (came.complete, came.usage) == (True, TokenUsage(1))
+        assert (came.complete, came.usage) == (True, TokenUsage(1, 2))
         (event,) = came.events
         assert "ab\ufffd \ufffd" in event.decode()
 
@@ -538,9 +539,9 @@ def test_half_a_surrogate_pair_is_the_models_own() -> None:
     body = b'{"model":"theirs","choices":[{"message":{"content":"\\ud83d"}}],"usage":{"prompt_tokens":1}}'
     came = read(WholeReader(order(streamed=False)), [body])
     assert came.events == [body.replace(b"theirs", b"m")]
-    data = b'{"choices":[{"delta":{"content":"\\ud83d"}}],"model":"theirs","usage":{"prompt_tokens":1}}'
-    came = stream(data)
-    assert (came.events, came.usage) == ([data.replace(b"theirs", b"m")], TokenUsage(1))
+    data = b'{"choices":[{"delta":{"content":"\\ud83d"}}],"model":"theirs","usage":{"completion_tokens":1}}'
+    came = stream(data, prompt_tokens=1)
+    assert (came.events, came.usage) == ([data.replace(b"theirs", b"m")], TokenUsage(1, 1, source="estimated"))
 
 
 @pytest.mark.parametrize("strange", ["\ud83d", 10**30, float("nan"), 10**400])
