@@ -28,7 +28,7 @@ CACHE_HEADER: Final = "x-penstock-cache"
 TTL_HEADER: Final = "x-penstock-cache-ttl"
 LOG_HEADER: Final = "x-penstock-log"
 _MODES: Final = get_args(RequestMode)
-_MAX_TTL_S: Final = 30 * 24 * 3600
+MAX_TTL_S: Final = 30 * 24 * 3600
 _MADE_BY: Final = "\0made by"
 """Names of fields that no client's JSON can set: they are set over what it says."""
 _CAP: Final = "\0output cap"
@@ -125,6 +125,6 @@ def _mode(text: str | None) -> RequestMode | None:
 def _ttl(text: str | None) -> int | None:
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= _MAX_TTL_S):
-        raise bad_request(f"The header '{TTL_HEADER}' must be a number of seconds from 1 to {_MAX_TTL_S}.")
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MAX_TTL_S):
+        raise bad_request(f"The header '{TTL_HEADER}' must be a number of seconds from 1 to {MAX_TTL_S}.")
     return int(text)

@@ -16,6 +16,7 @@ from gateway.admission.keys import TenantKeys
 from gateway.admission.settlements import Settlement
 from gateway.apis import Api
 from gateway.billing.prices import Tariff
+from gateway.billing.tariff import rounded
 from gateway.billing.usage import Status, TokenUsage, UsageEvent
 from gateway.clock import Clock
 from gateway.tenants.principal import Principal
@@ -211,12 +212,13 @@ class Ticket:
     def _saved_by(self, saving: Saving, row: UsageEvent) -> UsageEvent:
         usage = plausible(saving.usage)
         whole, _ = charge("ok", usage, self.draft.tariff)
-        charged = (whole * saving.price_bp + 5000) // 10_000
+        charged = rounded(whole * saving.price_bp, 10_000)
         tokens = min(usage.prompt_tokens + usage.completion_tokens, MAX_TOKENS)
         return replace(
             row,
             charged_nano_usd=charged,
             cost_nano_usd=0,
+            over_bound=charged > self.bound.nano_usd,
             cache=saving.tier,
             saved_nano_usd=whole - charged,
             saved_tokens=tokens,

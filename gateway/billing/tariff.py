@@ -95,7 +95,7 @@ class Price:
 
     def amount(self, usage: TokenUsage) -> int:
         """Nano-USD for ``usage``, rounded once, half to even."""
-        return _rounded(self.exact(usage), _DENOMINATOR)
+        return rounded(self.exact(usage), _DENOMINATOR)
 
     def bound(self, prompt_tokens: int, output_tokens: int, images: int = 0) -> int:
         """Nano-USD that a request of at most so much can come to, rounded up.
@@ -160,7 +160,7 @@ class Tariff(msgspec.Struct, frozen=True):
         """Nano-USD that the tenant pays for ``usage``, rounded once, half to even."""
         if self.charge is None:
             return 0
-        return _rounded(self.charge.exact(usage) * self._factor, _DENOMINATOR * _WHOLE_BP)
+        return rounded(self.charge.exact(usage) * self._factor, _DENOMINATOR * _WHOLE_BP)
 
     def cost_of(self, usage: TokenUsage) -> int:
         """Nano-USD that ``usage`` costs us, rounded once, half to even."""
@@ -228,7 +228,7 @@ def _whole(rate: Decimal | None, otherwise: int | None = None) -> int:
     return whole
 
 
-def _rounded(numerator: int, denominator: int) -> int:
+def rounded(numerator: int, denominator: int) -> int:
     """The quotient, half to even."""
     quotient, rest = divmod(numerator, denominator)
     return quotient + (2 * rest > denominator or (2 * rest == denominator and quotient % 2))

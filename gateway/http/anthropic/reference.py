@@ -15,6 +15,8 @@ from litestar.openapi.spec import (
     Schema,
 )
 
+from gateway.http.memory_reference import ANSWER_HEADERS, REQUEST_HEADERS
+
 _STRING = Schema(type=OpenAPIType.STRING)
 _OBJECT = Schema(type=OpenAPIType.OBJECT)
 _OBJECTS = Schema(type=OpenAPIType.ARRAY, items=_OBJECT)
@@ -123,6 +125,7 @@ class MessagesOperation(_Operation):
         _header("x-penstock-end-user", "Your own user; wins over `metadata.user_id`."),
         _header("x-penstock-tags", "Up to 10 tags for reports, as `team=blue, beta`."),
         _header("idempotency-key", "Requests that share it and all bytes of the body run once, within 24 hours."),
+        *REQUEST_HEADERS,
     ]
     answer = OpenAPIResponse(
         description="A `message`; with `stream`, events from `message_start` to `message_stop`. An error in mid-stream "
@@ -131,6 +134,7 @@ class MessagesOperation(_Operation):
             "application/json": OpenAPIMediaType(schema=_OBJECT),
             "text/event-stream": OpenAPIMediaType(schema=_STRING),
         },
+        headers=dict(ANSWER_HEADERS),
     )
 
 

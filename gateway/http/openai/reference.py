@@ -15,6 +15,8 @@ from litestar.openapi.spec import (
     Schema,
 )
 
+from gateway.http.memory_reference import ANSWER_HEADERS, REQUEST_HEADERS
+
 _STRING = Schema(type=OpenAPIType.STRING)
 _INTEGER = Schema(type=OpenAPIType.INTEGER)
 _OTHERS = "Fields that are not listed here are passed on to the backend."
@@ -165,12 +167,13 @@ class _InferenceOperation(Operation):
             _header("x-penstock-end-user", "Your own user; wins over `user` and `safety_identifier`."),
             _header("x-penstock-tags", "Up to 10 tags for reports, as `team=blue, beta`."),
             _header("idempotency-key", "Requests that share it and all bytes of the body run once, within 24 hours."),
+            *REQUEST_HEADERS,
         ]
         content = {"application/json": OpenAPIMediaType(schema=Schema(type=OpenAPIType.OBJECT))}
         if self.streams:
             content["text/event-stream"] = OpenAPIMediaType(schema=_STRING)
         self.responses = {
-            "200": OpenAPIResponse(description=self.answer, content=content),
+            "200": OpenAPIResponse(description=self.answer, content=content, headers=dict(ANSWER_HEADERS)),
             **{status: _error(description) for status, description in _ERRORS.items()},
         }
 

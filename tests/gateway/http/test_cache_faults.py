@@ -9,7 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import select, text
 
+from gateway.db.engine import create_engine
+from gateway.db.tables import usage_events
 from gateway.local.services import EmbeddedRedis
 from gateway.policies.answer_cache import CachePolicy
 from gateway.redis_url import client
@@ -36,15 +39,15 @@ async def gateway(start_gateway: Any, cache_redis: EmbeddedRedis, upstream: Any)
         yield running
 
 
-async def outcome(http: httpx.AsyncClient, text: str = "Faults?") -> str:
-    answer = await http.post(CHAT, json=asking(text))
+async def outcome(http: httpx.AsyncClient, said: str = "Faults?") -> str:
+    answer = await http.post(CHAT, json=asking(said))
     assert answer.status_code == 200, answer.text
     return answer.headers["x-penstock-cache"]
 
 
-async def until(http: httpx.AsyncClient, wanted: str, text: str = "Faults?") -> None:
+async def until(http: httpx.AsyncClient, wanted: str, said: str = "Faults?") -> None:
     async with asyncio.timeout(15):
-        while await outcome(http, text) != wanted:  # noqa: ASYNC110 - the cache tells no event
+        while await outcome(http, said) != wanted:  # noqa: ASYNC110 - the cache tells no event
             await asyncio.sleep(0.05)
 
 
@@ -100,3 +103,56 @@ async def test_a_full_redis_still_answers_and_forgets(gateway: Any, cache_redis:
             redis.config_set("maxmemory", 0)
         await until(http, "exact")
         await told(http, "ok")
+
+
+async def test_erased_keys_and_a_database_that_is_away_make_misses(gateway: Any, cache_redis: EmbeddedRedis) -> None:
+    async with client_of(gateway) as http:
+        await until(http, "exact")
+        async with gateway.engine.begin() as connection:
+            await connection.execute(text("DELETE FROM data_keys"))
+        async with asyncio.timeout(15):
+            while await outcome(http) == "exact":  # noqa: ASYNC110 - at most as long as keys are remembered
+                await asyncio.sleep(0.2)
+        await until(http, "exact")
+        async with gateway.engine.begin() as connection:
+            await connection.execute(text("ALTER TABLE data_keys RENAME TO away"))
+        async with asyncio.timeout(15):
+            while await outcome(http) != "unavailable":  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.2)
+        async with gateway.engine.begin() as connection:
+            await connection.execute(text("ALTER TABLE away RENAME TO data_keys"))
+        await until(http, "exact")
+
+
+async def test_a_stop_settles_those_that_follow(start_gateway: Any, upstream: Any) -> None:
+    asked = asyncio.Event()
+
+    async def never(c: Any) -> None:
+        asked.set()
+        await c.wait_closed_by_peer(20)
+
+    async with client_of_nobody() as http:
+        async with start_gateway(keepalive_s=0.1, redis_timeout_s=10.0) as gateway:
+            await gateway.register(await upstream(never))
+            await change(gateway, CachePolicy(mode="exact", single_flight=True))
+            headers = {"authorization": f"Bearer {gateway.key}"}
+            url, ask = gateway.url + CHAT, asking("Stopped?")
+            tasks = [asyncio.ensure_future(http.post(url, json=ask, headers=headers))]
+            async with asyncio.timeout(5):
+                await asked.wait()
+            for stream in (False, True):
+                tasks.append(asyncio.ensure_future(http.post(url, json=ask | {"stream": stream}, headers=headers)))
+            await asyncio.sleep(0.5)
+        answers = await asyncio.gather(*tasks)
+        assert all("gateway_stopping" in answer.text for answer in answers)
+    engine = create_engine(gateway.settings.database_url, pool_size=1)
+    async with engine.connect() as connection:
+        rows = list(await connection.execute(select(usage_events)))
+    await engine.dispose()
+    assert [(row.status, row.error_code, row.charged_nano_usd) for row in rows] == [
+        ("failed", "gateway_stopping", 0)
+    ] * 3
+
+
+def client_of_nobody() -> httpx.AsyncClient:
+    return httpx.AsyncClient(timeout=20)

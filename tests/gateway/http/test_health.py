@@ -78,5 +78,11 @@ async def test_the_api_is_documented(gateway: Any) -> None:
     assert body["required"] == ["model", "messages"]
     assert body["properties"]["stop"]["oneOf"][1]["maxItems"] == MAX_STOP_STRINGS
     assert {"200", "400", "401", "404", "408", "413", "415", "429", "503"} <= set(chat["responses"])
+    for door in ("chat/completions", "completions", "embeddings", "responses", "messages"):
+        operation = schema["paths"][f"/v1/{door}"]["post"]
+        asked = {parameter["name"] for parameter in operation["parameters"]}
+        assert {"x-penstock-cache", "x-penstock-cache-ttl", "x-penstock-log"} <= asked
+        told = operation["responses"]["200"]["headers"]["x-penstock-cache"]["schema"]["enum"]
+        assert {"exact", "semantic", "miss", "bypass", "unavailable", "refresh", "shadow_hit", "verify"} == set(told)
     assert {"/v1/models", "/admin/v1/usage", "/healthz", "/readyz"} <= set(schema["paths"])
     assert schema["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
