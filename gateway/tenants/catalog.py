@@ -18,9 +18,10 @@ from gateway.db.cached import CachedCopy
 from gateway.db.engine import transaction
 from gateway.db.tables import backends, pools, route_targets, routes
 from gateway.policies.answer_cache import NO_POLICY, CachePolicy, merge
+from gateway.policies.stored import read_policy
 from gateway.routing.route import Route, Target, UnpricedPolicy
 from gateway.tenants.audit import Actor, audit
-from gateway.tenants.changes import columns, read_policy
+from gateway.tenants.changes import columns
 from gateway.tenants.principal import LONGEST_REQUEST_S
 from gateway.tenants.records import (
     AlreadyExists,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -18,6 +18,7 @@ from gateway.db.engine import transaction
 from gateway.db.tables import tenants
 from gateway.policies.answer_cache import CachePolicy
 from gateway.policies.prompt_log import PromptLogPolicy
+from gateway.policies.stored import read_policy
 from gateway.secret_key import SecretKey
 from gateway.tenants.audit import Actor, audit
 from gateway.tenants.records import (
@@ -33,8 +34,6 @@ Announce = Callable[[UUID, int], Awaitable[None]]
 """Tells every replica, through Redis, that a tenant's configuration has reached a generation."""
 Forget = Callable[[UUID | None], None]
 """Makes this process read the keys of a tenant (None: of administrators) anew."""
-
-P = TypeVar("P", CachePolicy, PromptLogPolicy)
 
 _log = structlog.get_logger(__name__)
 # Neither the salt nor the sealed secret of the webhook is anybody's to see.
@@ -157,11 +156,6 @@ def tenant_record(row: Row[*tuple[Any, ...]]) -> TenantRecord:
     values["answer_cache"] = read_policy(values["answer_cache"], CachePolicy)
     values["prompt_log"] = read_policy(values["prompt_log"], PromptLogPolicy)
     return TenantRecord(**values)
-
-
-def read_policy(stored: Any, kind: type[P]) -> P:
-    """A policy as its column has it."""
-    return msgspec.convert(stored, kind)
 
 
 def columns(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from gateway.db.engine import transaction
 from gateway.db.tables import projects
 from gateway.ids import uuid7
 from gateway.policies.answer_cache import CachePolicy
+from gateway.policies.stored import read_policy
 from gateway.tenants.audit import Actor
-from gateway.tenants.changes import Change, Changes, check_version, columns, find_tenant, named, read_policy
+from gateway.tenants.changes import Change, Changes, check_version, columns, find_tenant, named
 from gateway.tenants.records import (
     ProjectExists,
     ProjectRecord,

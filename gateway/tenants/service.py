@@ -16,6 +16,7 @@ from gateway.db.engine import transaction
 from gateway.db.tables import api_keys, limits, projects, tenants
 from gateway.policies.answer_cache import CachePolicy, merge
 from gateway.policies.prompt_log import PromptLogPolicy
+from gateway.policies.stored import read_policy
 from gateway.tenants.key_cache import KeyCache, StoredKey
 from gateway.tenants.keys import Known, matches_either
 from gateway.tenants.principal import (
@@ -216,10 +217,8 @@ def _principal(row: Row[Any]) -> Principal:
         redis_loss=row.redis_loss,
         markup_bp=row.markup_bp,
         weight=row.weight,
-        answer_cache=merge(
-            msgspec.convert(row.answer_cache, CachePolicy), msgspec.convert(row.project_cache, CachePolicy)
-        ),
-        prompt_log=msgspec.convert(row.prompt_log, PromptLogPolicy),
+        answer_cache=merge(read_policy(row.answer_cache, CachePolicy), read_policy(row.project_cache, CachePolicy)),
+        prompt_log=read_policy(row.prompt_log, PromptLogPolicy),
     )
 
 
