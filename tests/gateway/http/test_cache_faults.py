@@ -11,6 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import select, text
 
+from gateway.datakeys import loading
 from gateway.db.engine import create_engine
 from gateway.db.tables import usage_events
 from gateway.local.services import EmbeddedRedis
@@ -105,7 +106,10 @@ async def test_a_full_redis_still_answers_and_forgets(gateway: Any, cache_redis:
         await told(http, "ok")
 
 
-async def test_erased_keys_and_a_database_that_is_away_make_misses(gateway: Any, cache_redis: EmbeddedRedis) -> None:
+async def test_erased_keys_and_a_database_that_is_away_make_misses(
+    gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "CACHE_S", 0.3)
     async with client_of(gateway) as http:
         await until(http, "exact")
         async with gateway.engine.begin() as connection:
