@@ -95,6 +95,8 @@ class RedisCluster:
 
     def assign(self, slot: int, owner: ClusterNode) -> None:
         """Say on all living nodes that ``owner`` has ``slot``; its keys are not moved."""
+        # Else a word of the earlier owner's that is still on its way could take the slot from it again.
+        owner.ask("CLUSTER", "BUMPEPOCH")
         for node in sorted(self.nodes, key=lambda node: node is not owner):
             if node.running():
                 node.ask("CLUSTER", "SETSLOT", slot, "NODE", owner.id)

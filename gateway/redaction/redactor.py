@@ -12,7 +12,7 @@ from typing import Final
 
 from gateway.redaction import contacts, custom, media, national_ids, payment, secrets
 from gateway.redaction.documents import redact_json
-from gateway.redaction.spans import Finder, Span, compiled, merged
+from gateway.redaction.spans import Finder, Span, compiled, merged, widened
 
 WINDOW: Final = 64 * 1024
 """Characters that are looked through at once."""
@@ -99,6 +99,9 @@ class Redactor:
                     found += finder(data)
         for pattern in self._custom:
             found += pattern.find(data)
+        if not data.isascii():
+            # Finders look at bytes: what they find of a character is all of it.
+            found = [widened(data, span) for span in found]
         return merged(found, lambda kind: _RANK.get(kind, -1)) if found else found
 
 

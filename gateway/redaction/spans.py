@@ -79,6 +79,16 @@ def digits_of(data: bytes) -> str:
     return bytes(byte for byte in data if byte in DIGITS).decode()
 
 
+def widened(data: bytes, span: Span) -> Span:
+    """With the whole of the UTF-8 characters at its ends."""
+    start, end = span.start, span.end
+    while start > 0 and data[start] & 0xC0 == 0x80:
+        start -= 1
+    while end < len(data) and data[end] & 0xC0 == 0x80:
+        end += 1
+    return span if (start, end) == (span.start, span.end) else Span(start, end, span.kind)
+
+
 def merged(spans: Iterable[Span], rank: Callable[[str], int]) -> list[Span]:
     """In order, without overlaps: what overlaps is one place, of the kind that ranks first."""
     out: list[Span] = []

@@ -42,7 +42,7 @@ async def test_work_on_many_bytes_has_a_thread_of_its_own() -> None:
 
 
 def responses_door(request_id: Any, client: Client) -> ResponsesDoor:
-    store: Any = SimpleNamespace(keeps=True)
+    store: Any = SimpleNamespace(keeps=True, origins=lambda *_: None)
     return ResponsesDoor(request_id, client, store=store, clock=SystemClock(), most_bytes=2 * LONG_BYTES)
 
 
@@ -71,7 +71,7 @@ async def test_each_door_reads_long_bodies_so(door: Any, body: dict[str, Any], m
     for extra, thread_of_its_own in (({}, False), ({"more": LONG}, True)):
         threads.clear()
         raw = msgspec.json.encode({"model": "m"} | body | extra)
-        await door(uuid4(), client).ask(raw, SimpleNamespace())
+        await door(uuid4(), client).ask(raw, SimpleNamespace(tenant_id=uuid4()))
         assert (threads != {caller}) is thread_of_its_own
 
 

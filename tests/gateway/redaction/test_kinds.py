@@ -107,3 +107,9 @@ def test_a_private_key_without_an_end_ends_where_its_lines_do() -> None:
 def test_overlapping_finds_are_one() -> None:
     assert Redactor().text("password=jane@example.com1") == "password=[SECRET]"
     assert Redactor().text("https://jane:pw12@example.com") == "https://jane:[SECRET]"
+
+
+@pytest.mark.parametrize("around", ["é", "ß", "語", "😀"])
+def test_what_begins_or_ends_with_a_wide_character_is_found_whole(around: str) -> None:
+    for text in (f"Token:{around}+4930901820", f"password={around}hunter2{around}", f"secret: {around}x1{around} then"):
+        assert around not in Redactor().text(text)
